@@ -1,0 +1,1 @@
+"""Job file -> ordered Reqs. Pure Python: no torch, no model code."""

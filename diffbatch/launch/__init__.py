@@ -1,0 +1,1 @@
+"""Start the workers, feed them, watch them: the parent's side of a run. No torch."""

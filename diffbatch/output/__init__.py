@@ -1,0 +1,1 @@
+"""Pixels -> files, records and the run folder. No torch."""

@@ -1,0 +1,1 @@
+"""Stages over Modular Diffusers blocks, and the executor that steps them."""

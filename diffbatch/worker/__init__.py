@@ -1,0 +1,1 @@
+"""What runs on each rank: the Scheduler (rank 0) and the GPUWorker (every rank)."""
