@@ -1,8 +1,8 @@
 """Load the part of a transformer that one pipeline rank owns.
 
 The model is built with its parameters on the meta device and its buffers real, then the tensors
-that this rank owns are read from safetensors. Blocks of other ranks never take memory. The owned part is
-bit-identical to what `from_pretrained` loads.
+that this rank owns are read from safetensors. Blocks of other ranks never take memory. The owned
+part is bit-identical to what `from_pretrained` loads.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def load_segment(
 ) -> tuple[CutModel, LoadFacts]:
     """The segment of one pipeline rank, ready to run, in eval mode.
 
-    Every rank of the replica calls it; no rank waits for another. PlanError when the class cannot be
-    cut, the split does not fit, or the checkpoint is not what the class expects.
+    Every rank of the replica calls it; no rank waits for another. PlanError when the class cannot
+    be cut, the split does not fit, or the checkpoint is not what the class expects.
     """
     checkpoint = read_checkpoint(folder, variant)
     model = empty_model(checkpoint, dtype)
@@ -84,8 +84,8 @@ def load_weights(
 ) -> LoadFacts:
     """Fill the tensors of `model` whose name `owns` accepts; the others stay on meta.
 
-    `dtype` is that of floating-point tensors (None: the model's own), but for modules that the class
-    keeps in fp32. PlanError naming the keys that are missing, unknown or of another shape.
+    `dtype` is that of floating-point tensors (None: the model's own), but for modules that the
+    class keeps in fp32. PlanError naming the keys that are missing, unknown or misshapen.
     """
     state = model.state_dict()
     _check_keys(model, state, checkpoint, owns)

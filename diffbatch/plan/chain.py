@@ -1,7 +1,7 @@
 """The block chain of a transformer, from its class's source and the names of its parameters.
 
-Pure: `plan` calls `chain_of` with the keys of a safetensors header, a worker with those of the model,
-and both get the same chain. Nothing here knows a model's name.
+Pure: `plan` calls `chain_of` with the keys of a safetensors header, a worker with those of the
+model, and both get the same chain. Nothing here knows a model's name.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _BLOCK_KEY = re.compile(r"((?:[A-Za-z_]\w*\.){1,2})(\d+)\.")
 class BlockChain:
     """The blocks of a model that pipeline ranks share out.
 
-    `names` are qualified ("transformer_blocks.0", ...), in call order. `borrowed` are modules inside
-    blocks that code outside the blocks calls: every rank needs their weights. All that is not in a
-    block stays whole on every rank.
+    `names` are qualified ("transformer_blocks.0", ...), in call order. `borrowed` are modules in
+    blocks that code outside of the blocks calls: every rank needs their weights. All that is not
+    in a block stays whole on every rank.
     """
 
     names: tuple[str, ...]
@@ -125,5 +125,5 @@ def _borrowed(flow: ListFlow, names: list[str], keys: Collection[str]) -> list[s
 
 def _reason(flow: ListFlow) -> str:
     if not flow.whole:
-        return "it has no list of blocks"
+        return "its forward loops over no list of blocks"
     return "; ".join(f"{name}: {why}" for name, why in sorted(flow.whole.items()))

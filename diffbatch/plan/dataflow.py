@@ -36,7 +36,7 @@ class ListFlow:
 
     `groups` are the lists to cut, in call order; lists in one group are called in turn (zip).
     `borrowed` are attributes that code outside reads off blocks: (list, index or None for each
-    block, dotted attribute). `whole` says why a list is not cut.
+    block, dotted attribute). `whole` says why a list that the forward loops over is not cut.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -61,8 +61,6 @@ def find_lists(methods: Methods, lists: frozenset[str], entry: str = "forward") 
         name = next(iter(faults))
         whole[name] = faults[name]
         cuttable = cuttable - {name}
-    for name in lists - cuttable - whole.keys():
-        whole[name] = "no loop over it in the forward"
     return ListFlow(
         groups=tuple(tuple(group) for group in walk.groups),
         borrowed=tuple(sorted(walk.borrowed, key=str)),

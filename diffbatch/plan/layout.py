@@ -1,7 +1,7 @@
-"""How the ranks of a run are arranged: replicas side by side, the axes of a replica inside each. Pure.
+"""How the ranks of a run are arranged: replicas side by side, each with its own axes. Pure.
 
-Axis order is replica, pp, cfg, ulysses, ring, tp; tp is fastest. So a replica is a contiguous block of
-ranks, and ranks that talk most are neighbours.
+Axis order is replicas, pp, cfg, ulysses, ring, tp; tp is fastest. So a replica is a contiguous
+block of ranks, and ranks that talk most are neighbours.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Layout:
         return next(group for group in self.groups(*axes) if rank in group)
 
     def check_world_size(self, world_size: int) -> None:
-        """PlanError, with every factor, unless the ranks that were started are those of the layout."""
+        """PlanError, with every factor, unless so many ranks are what the layout needs."""
         if world_size == self.world_size:
             return
         near = [count for count in (world_size // self.group_size,) if count >= 1]
@@ -155,4 +155,5 @@ def _nearest(num_devices: int, layout: Layout) -> str:
     whole = num_devices // layout.group_size
     if whole == 0:
         return f"a replica alone needs {layout.group_size} devices; lower a degree"
-    return f"name {layout.world_size} devices, or use --replicas {whole} and {whole * layout.group_size}"
+    used = whole * layout.group_size
+    return f"name {layout.world_size} devices, or use --replicas {whole} and name {used}"
