@@ -119,8 +119,8 @@ def spec_of(value: Value) -> Spec:
     if type(value) is dict and all(isinstance(key, str) for key in value):
         return Node("dict", tuple(spec_of(item) for item in value.values()), tuple(value))
     raise PlanError(
-        f"a block returned a {type(value).__name__}; only tensors, numbers, text, None, and tuples, "
-        "lists and dicts of these can go to the next pipeline rank; use --pp 1"
+        f"a block returned a {type(value).__name__}; only tensors, numbers, text, None, and "
+        "tuples, lists and dicts of these can go to the next pipeline rank; use --pp 1"
     )
 
 

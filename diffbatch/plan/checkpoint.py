@@ -98,8 +98,10 @@ def _weight_files(folder: Path, variant: str | None) -> list[Path]:
     ]
     for index in indexes:
         if index.is_file():
-            names = _read_json(index).get("weight_map", {}).values()
-            return [folder / name for name in sorted(set(names))]
+            names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+            if any(Path(name).name != name for name in names):
+                raise PlanError("it names a file outside of the folder", place=str(index))
+            return [folder / name for name in names]
     single = folder / f"{_WEIGHTS}{middle}.safetensors"
     if single.is_file():
         return [single]

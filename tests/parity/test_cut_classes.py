@@ -6,11 +6,12 @@ import diffusers
 import pytest
 import torch
 from cutting import build, leaves, run_segments, run_whole, same, segments, wire
+from tiny_transformers import TINY, UNTRIED
+
 from diffbatch.errors import PlanError
 from diffbatch.parallel.chain import find_chain
 from diffbatch.plan.chain import chain_of, methods_of_name
 from diffbatch.plan.split import split_blocks
-from tiny_transformers import TINY, UNTRIED
 
 pytestmark = pytest.mark.parity
 
