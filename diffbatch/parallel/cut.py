@@ -7,6 +7,7 @@ structure; after the last owned block the forward is left. So code between block
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -69,9 +70,10 @@ class CutModel:
     def stand_in(self, at: int) -> Value:
         """What the placeholder of block `at` returns in the call that is running."""
         call = self._call
-        if call is None or call.incoming is None:
+        if call is None:
             raise PlanError("a model that is cut over pipeline ranks was called outside `run`")
         call.arrive(at)
+        assert call.incoming is not None  # or it would not have been this block's turn
         if at == self.own.start - 1:
             return call.incoming.value()
         return blank(call.specs[at], _device_of(call.incoming, self.model), call.fill)
@@ -125,7 +127,7 @@ class CutModel:
         borrowed = [self.model.get_submodule(part) for part in inside]
         _drop_weights(block, {id(module) for part in borrowed for module in part.modules()})
         parent, _, leaf = name.rpartition(".")
-        placeholder = Placeholder(self.stand_in, at, block, borrowed)
+        placeholder = _placeholder_for(type(block))(self.stand_in, at, block, borrowed)
         setattr(self.model.get_submodule(parent), leaf, placeholder)
 
 
@@ -165,6 +167,19 @@ class Placeholder(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Value:
         """Whatever the arguments: what the previous rank sent, or blanks."""
         return self._stand_in(self._at)
+
+
+def _placeholder_for(block_class: type[nn.Module]) -> type[Placeholder]:
+    """A placeholder class whose forward shows the signature of the block's.
+
+    Hooks (diffusers' context parallel ones) look arguments up by it.
+    """
+
+    def forward(self: Placeholder, *args: Any, **kwargs: Any) -> Value:
+        return Placeholder.forward(self, *args, **kwargs)
+
+    cast(Any, forward).__signature__ = inspect.signature(block_class.forward)
+    return type("Placeholder", (Placeholder,), {"forward": forward})
 
 
 class _LeaveForwardError(Exception):

@@ -21,9 +21,10 @@ Methods = Mapping[str, ast.FunctionDef]
 NO_NAMES: frozenset[str] = frozenset()
 
 _SHAPE_ATTRS = frozenset({"shape", "dtype", "device", "ndim"})
+_LOOKS = frozenset({"len", "isinstance", "type", "hasattr"})  # at a module, without its weights
 _SHAPE_CALLS = frozenset(
-    {"size", "dim", "numel", "len", "isinstance", "range", "type", "hasattr"}
-    | {"new_zeros", "new_ones", "zeros_like", "ones_like", "empty_like"}
+    {"size", "dim", "numel", "range", "new_zeros", "new_ones"}
+    | {"zeros_like", "ones_like", "empty_like"}
 )
 _MUTATORS = frozenset(
     {"append", "extend", "insert", "add", "update", "add_", "copy_", "appendleft"}
@@ -240,6 +241,8 @@ class _Walk(Names):
         func = node.func
         args = [*node.args, *(keyword.value for keyword in node.keywords)]
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        if name in _LOOKS and isinstance(func, ast.Name):
+            return NONE
         blocks = [self.block_of(func), *(self.passed_block(arg) for arg in args)]
         block = next((b for b in blocks if b is not None), None)
         if block is not None and name not in _SHAPE_CALLS:
@@ -266,7 +269,8 @@ class _Walk(Names):
         """Walk a method of the class in place of the call `node` to it."""
         given = [self.visit(arg) for arg in node.args]
         named = {k.arg: self.visit(k.value) for k in node.keywords}
-        caller, self.scope = self.scope, Scope()
+        kept = {k: v for k, v in self.scope.labels.items() if k.startswith("self.")}
+        caller, self.scope = self.scope, Scope(labels=kept)
         names = [arg.arg for arg in (*method.args.args, *method.args.kwonlyargs)][1:]
         self.scope.labels.update(zip(names, given, strict=False))
         self.scope.labels.update({name: labels for name, labels in named.items() if name})
@@ -275,5 +279,6 @@ class _Walk(Names):
             self.body(method.body)
         self.depth -= 1
         labels = self.scope.result
+        caller.labels.update({k: v for k, v in self.scope.labels.items() if k.startswith("self.")})
         self.scope = caller
         return labels

@@ -20,6 +20,23 @@ _SANA = {
 
 
 OTHER: dict[str, Tiny] = {
+    "UNet2DConditionModel": Tiny(
+        {
+            "sample_size": 8,
+            "block_out_channels": (8, 16, 16),
+            "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+            "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+            "layers_per_block": 1,
+            "norm_num_groups": 4,
+            "cross_attention_dim": 16,
+            "attention_head_dim": 4,
+        },
+        lambda: {
+            "sample": noise(2, 4, 8, 8),
+            "timestep": torch.tensor(5),
+            "encoder_hidden_states": noise(2, 6, 16),
+        },
+    ),
     "PixArtTransformer2DModel": Tiny(
         {
             "num_attention_heads": 2,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -139,3 +141,9 @@ def test_blocks_outside_of_the_chain_are_refused() -> None:
 def test_this_file_reads_its_own_model_as_uncuttable() -> None:
     with pytest.raises(PlanError, match=r"Model cannot be cut .*kept and read again by the output"):
         find_chain(Model())
+
+
+def test_a_placeholder_shows_the_signature_of_its_block() -> None:
+    first, _ = halves()
+    placeholder = type(first.model.get_submodule("blocks.3"))
+    assert list(inspect.signature(placeholder.forward).parameters) == ["self", "x_BLD"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import combinations
 
 import pytest
@@ -125,3 +127,15 @@ def test_devices_are_split_into_one_contiguous_block_per_replica() -> None:
 def test_devices_that_do_not_fit(text: str, message: str) -> None:
     with pytest.raises(PlanError, match=f"--devices: .*{message}"):
         parse_devices(text, Layout(replicas=2, pp=2))
+
+
+def test_planning_needs_no_torch() -> None:
+    names = ["chain", "checkpoint", "dataflow", "layout", "scope", "split"]
+    lines = [f"import diffbatch.plan.{name}" for name in names]
+    lines += [
+        "from diffbatch.plan.chain import methods_of_name",
+        "assert 'forward' in methods_of_name('WanTransformer3DModel')",
+        "import sys",
+        "assert not {'torch', 'diffusers', 'transformers', 'numpy'} & sys.modules.keys()",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=60)
