@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import diffusers
 import pytest
 import torch
+from cut_table import table
 from cutting import build, leaves, run_segments, run_whole, same, segments, wire
-from tiny_transformers import TINY, UNTRIED
+from tiny_transformers import REFUSED, TINY, UNTRIED
 
 from diffbatch.errors import PlanError
 from diffbatch.parallel.chain import find_chain
@@ -15,13 +18,6 @@ from diffbatch.plan.split import split_blocks
 
 pytestmark = pytest.mark.parity
 
-# Classes that are refused, and a part of the reason that the message must give.
-REFUSED = {
-    "HunyuanDiT2DModel": "a block's output is kept and read again by a later block",
-    "RFD4ProteinaTransformer": "a block's output is kept and read again by a later block",
-    "FluxControlNetModel": "a block's output is kept and read again by the output",
-    "AutoencoderKL": "loops over no list of blocks",
-}
 CUT = sorted(TINY.keys() - REFUSED.keys())
 
 
@@ -57,7 +53,7 @@ def test_output_depends_on_what_was_handed_over(name: str) -> None:
     assert not same(output, run_whole(model, tiny))
 
 
-@pytest.mark.parametrize("name", sorted(TINY.keys() - REFUSED.keys()))
+@pytest.mark.parametrize("name", CUT)
 def test_chain_from_source_alone_is_the_chain_of_the_model(name: str) -> None:
     with torch.device("meta"):
         model = getattr(diffusers, name)(**TINY[name].config)
@@ -103,3 +99,8 @@ def test_split_over_pp_ranks_is_bit_identical(name: str, pp: int) -> None:
     expected = run_whole(model, tiny)
     assert same(run_segments(parts, tiny), expected)
     assert same(run_segments(parts, tiny), expected)  # a second step through the same segments
+
+
+def test_the_table_in_the_documentation_is_current() -> None:
+    file = Path(__file__).parents[2] / "docs" / "cut-classes.md"
+    assert file.read_text(encoding="utf-8") == table()

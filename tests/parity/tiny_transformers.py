@@ -25,3 +25,11 @@ UNTRIED: dict[str, str] = {
     "SanaWMTransformer3DModel": "needs camera inputs; no configuration written yet",
     "WanAnimate2Transformer3DModel": "needs a cache object of its pipeline",
 }
+
+# Classes that are refused, and a part of the reason that the message must give.
+REFUSED: dict[str, str] = {
+    "HunyuanDiT2DModel": "a block's output is kept and read again by a later block",
+    "RFD4ProteinaTransformer": "a block's output is kept and read again by a later block",
+    "FluxControlNetModel": "a block's output is kept and read again by the output",
+    "AutoencoderKL": "loops over no list of blocks",
+}
