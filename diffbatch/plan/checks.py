@@ -1,0 +1,50 @@
+"""What a model cannot make, said before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from diffbatch.plan.facts import ModelFacts
+from diffbatch.req import SamplingParams
+
+
+def param_problems(params: SamplingParams, facts: ModelFacts) -> list[str]:
+    """Every reason why `facts` cannot run `params`; each names the value, the rule and the way out."""
+    return [*_size_problems(params, facts), *_frame_problems(params, facts)]
+
+
+def params_without_effect(params: SamplingParams, facts: ModelFacts) -> list[str]:
+    """Names that the user may set but that change nothing in this model's pixels."""
+    return sorted(name for name in params.as_dict() if name not in facts.params and name != "fps")
+
+
+def _size_problems(params: SamplingParams, facts: ModelFacts) -> Iterator[str]:
+    multiple = facts.spatial_multiple
+    for name in ("height", "width"):
+        value = getattr(params, name)
+        if value is not None and value % multiple:
+            yield (
+                f"{name} {value} is not a multiple of {multiple}, which {facts.class_name} needs; "
+                f"nearest: {nearest(value, multiple)}"
+            )
+
+
+def _frame_problems(params: SamplingParams, facts: ModelFacts) -> Iterator[str]:
+    frames, multiple = params.num_frames, facts.temporal_multiple
+    if frames is None or frames == 1:
+        return
+    if facts.modality == "image":
+        yield f"num_frames {frames}: {facts.class_name} makes pictures; leave num_frames out"
+    elif (frames - 1) % multiple:
+        yield (
+            f"num_frames {frames} is not {multiple}n+1, which {facts.class_name} needs; "
+            f"nearest: {nearest(frames - 1, multiple, plus=1, least=0)}"
+        )
+
+
+def nearest(value: int, multiple: int, *, plus: int = 0, least: int | None = None) -> str:
+    """The legal neighbours of `value`: "448 or 512". `least` is the smallest legal base."""
+    below = value // multiple * multiple
+    least = multiple if least is None else least
+    legal = [base + plus for base in (below, below + multiple) if base >= least]
+    return " or ".join(str(value) for value in legal)
