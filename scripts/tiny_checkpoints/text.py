@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
@@ -55,7 +57,7 @@ def umt5_encoder(component: str, *, width: int) -> UMT5EncoderModel:
     return model
 
 
-def _t5_sizes(width: int) -> dict[str, object]:
+def _t5_sizes(width: int) -> dict[str, Any]:
     return {
         "vocab_size": len(_t5_tokenizer()),
         "d_model": width,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from diffusers import (
     AutoencoderKLWan,
@@ -38,7 +39,7 @@ def build_two_transformers(folder: Path) -> None:
     pipeline.save_pretrained(folder)
 
 
-def _shared_components(*, flow_shift: float) -> dict[str, object]:
+def _shared_components(*, flow_shift: float) -> dict[str, Any]:
     return {
         "tokenizer": t5_tokenizer(),
         "text_encoder": umt5_encoder("text_encoder", width=_TEXT_WIDTH),
