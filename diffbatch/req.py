@@ -1,7 +1,7 @@
 """The nouns that travel down the data path: what is asked for, and what comes out.
 
-Plain frozen data, no torch. `job/` makes `Req`s, `plan/` groups them into `MicroBatch`es, `pipeline/`
-turns a micro-batch into an `OutputBatch`, `output/` writes it.
+Plain frozen data, no torch. `job/` makes `Req`s, `plan/` groups them into `MicroBatch`es,
+`pipeline/` turns a micro-batch into an `OutputBatch`, `output/` writes it.
 """
 
 from __future__ import annotations
