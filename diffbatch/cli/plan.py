@@ -55,6 +55,9 @@ def _show(found: dict[str, Any], console: Console) -> None:
             f"-> {found['output']}"
         )
     )
+    if found["ignored"]:
+        names = ", ".join(found["ignored"])
+        console.print(Text(f"without effect here ({model['class']}): {names}"))
     if resume := found["resume"]:
         console.print(
             Text(f"{resume['done']} done, {resume['failed']} failed, {resume['pending']} to make")

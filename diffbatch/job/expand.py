@@ -25,16 +25,21 @@ def expand(
     model_defaults: Mapping[str, Any],
     modality: Modality,
     check: Callable[[SamplingParams], list[str]],
+    effective: Callable[[SamplingParams], SamplingParams] = lambda params: params,
 ) -> Iterator[Req]:
     """The job's requests, in the order of the file.
 
     `model_key` and `modality` come from the model's facts, `model_defaults` fills sampling
     parameters that the job leaves open, `check` says what is wrong with a set of parameters (it is
-    called once per distinct set). Raises `JobError` after the last request if anything was wrong.
+    called once per distinct set), and `effective` drops from it what changes nothing. Raises `JobError` after the last request if anything was wrong.
     """
     problems = Problems()
     resolver = Resolver(
-        modality=modality, file_format=job.spec.format, check=check, problems=problems
+        modality=modality,
+        file_format=job.spec.format,
+        check=check,
+        effective=effective,
+        problems=problems,
     )
     numbering = _Numbering(job, model_key, problems)
     for draft in drafts(job, model_defaults, resolver, problems):

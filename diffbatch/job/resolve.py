@@ -37,11 +37,13 @@ class Resolver:
         modality: Modality,
         file_format: str | None,
         check: Callable[[SamplingParams], list[str]],
+        effective: Callable[[SamplingParams], SamplingParams],
         problems: Problems,
     ) -> None:
         self._modality = modality
         self._format = file_format
         self._check = check
+        self._effective = effective
         self._problems = problems
         self._cache: dict[SamplingParams, Resolved | None] = {}
         self._image_sha256: dict[str, str] = {}
@@ -75,6 +77,7 @@ class Resolver:
             self._problems.add(place, f"format {self._format} cannot hold {frames}; {remedy}")
         if len(self._problems) > num_before:
             return None
+        params = self._effective(params)
         suffix = f".{self._format or ('png' if is_still else 'mp4')}"
         return Resolved(params=params, key=params_key(params), suffix=suffix)
 

@@ -32,6 +32,7 @@ def make_plan(prepared: Prepared) -> dict[str, Any]:
         "output": str(prepared.job.output),
         "model": _model(prepared),
         "requests": counter.num,
+        "ignored": sorted(prepared.ignored),
         "duplicates": counter.num_duplicates,
         "first": counter.first,
         "batch_size": prepared.batch_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from diffbatch.job.spec import SchedulerSpec
 from diffbatch.models.folder import read_model
 from diffbatch.models.resolve import resolve_model
 from diffbatch.output.formats import check_size
-from diffbatch.plan.checks import param_problems
+from diffbatch.plan.checks import effective, param_problems, without_effect
 from diffbatch.plan.facts import ModelFacts, model_key
 from diffbatch.req import Req, SamplingParams
 
@@ -30,6 +30,7 @@ class Prepared:
     job: Job
     facts: ModelFacts
     scheduler: dict[str, Any]  # {} keeps the folder's own
+    ignored: set[str] = field(default_factory=set)  # parameters without effect, seen by `reqs`
 
     @property
     def batch_size(self) -> int:
@@ -48,9 +49,19 @@ class Prepared:
             model_key=key,
             model_defaults=self.facts.defaults,
             modality=self.facts.modality,
-            accepts=self.facts.params,
             check=self._check,
+            effective=self._effective,
         )
+
+    def _effective(self, params: SamplingParams) -> SamplingParams:
+        # A model's own default that has no effect (fps of a picture) is nobody's mistake.
+        defaults = self.facts.defaults
+        self.ignored.update(
+            name
+            for name in without_effect(params, self.facts)
+            if getattr(params, name) not in ("", defaults.get(name))
+        )
+        return effective(params, self.facts)
 
     def _check(self, params: SamplingParams) -> list[str]:
         problems = param_problems(params, self.facts)

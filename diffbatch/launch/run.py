@@ -100,6 +100,9 @@ def carry_out(prepared: Prepared, choices: RunChoices, console: Console, work: W
     begin_s = time.monotonic()
     reqs = list(prepared.reqs())
     command = " ".join(sys.argv)
+    if prepared.ignored:
+        names, model = ", ".join(sorted(prepared.ignored)), prepared.facts.class_name
+        _say(console, choices, f"without effect here ({model}): {names}")
     with RunFolder(prepared.job.output, command=command, fresh=choices.fresh) as folder:
         if folder.moved_aside is not None:
             _say(console, choices, f"the old run is now in {folder.moved_aside}")

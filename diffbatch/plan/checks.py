@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from diffbatch.plan.batches import num_branches
 from diffbatch.plan.facts import ModelFacts
 from diffbatch.req import SamplingParams
 
 
 def param_problems(params: SamplingParams, facts: ModelFacts) -> list[str]:
     """Every reason why `facts` cannot run `params`; each names the value, the rule and the way out."""
-    return [*_size_problems(params, facts), *_frame_problems(params, facts)]
+    problems = [*_size_problems(params, facts), *_frame_problems(params, facts)]
+    if params.image is not None and "image" not in facts.params:
+        problems.append(f"{facts.class_name} takes no image; leave image out")
+    return problems
 
 
-def params_without_effect(params: SamplingParams, facts: ModelFacts) -> list[str]:
-    """Names that the user may set but that change nothing in this model's pixels."""
-    return sorted(name for name in params.as_dict() if name not in facts.params and name != "fps")
+def without_effect(params: SamplingParams, facts: ModelFacts) -> list[str]:
+    """Names that are set in `params` but change nothing in what this model makes."""
+    ignored = {name for name in params.as_dict() if name not in facts.params}
+    if facts.modality == "image" or params.num_frames == 1:
+        ignored.add("fps")
+    if num_branches(params, facts) == 1:  # a negative prompt is the second branch's text
+        ignored |= {"negative_prompt", "guidance_scale_2"}
+    return sorted(name for name in ignored if getattr(params, name) is not None)
+
+
+def effective(params: SamplingParams, facts: ModelFacts) -> SamplingParams:
+    """`params` without what has no effect, so that it neither changes ids nor costs a new picture."""
+    return replace(params, **dict.fromkeys(without_effect(params, facts)))
 
 
 def _size_problems(params: SamplingParams, facts: ModelFacts) -> Iterator[str]:
