@@ -31,7 +31,8 @@ def expand(
 
     `model_key` and `modality` come from the model's facts, `model_defaults` fills sampling
     parameters that the job leaves open, `check` says what is wrong with a set of parameters (it is
-    called once per distinct set), and `effective` drops from it what changes nothing. Raises `JobError` after the last request if anything was wrong.
+    called once per distinct set), and `effective` drops what changes nothing.
+    Raises `JobError` after the last request if anything was wrong.
     """
     problems = Problems()
     resolver = Resolver(

@@ -11,13 +11,12 @@ from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Listener
 from types import TracebackType
-from typing import Any
 
 from diffbatch.errors import DiffbatchError, PlanError, WorkerError
 from diffbatch.launch.feed import Feed
 from diffbatch.launch.torchrun import Torchrun
 from diffbatch.req import MicroBatch
-from diffbatch.worker.link import KEY_VARIABLE, LinkClosed, Message, SocketLink
+from diffbatch.worker.link import KEY_VARIABLE, LinkClosedError, Message, SocketLink
 from diffbatch.worker.spec import WorkerSpec
 
 _TURN_S = 0.2
@@ -32,7 +31,7 @@ class WorkerGroup:
     Leaving the `with` block ends every process.
     """
 
-    def __init__(self, spec: WorkerSpec, *, max_restarts: int = 0, threads: int | None = 1) -> None:
+    def __init__(self, spec: WorkerSpec, *, max_restarts: int = 0) -> None:
         key = secrets.token_hex(16)
         self._listener = Listener(authkey=bytes.fromhex(key))
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -42,13 +41,13 @@ class WorkerGroup:
         self._log_folder = spec.run_folder / "logs"
         self._log_folder.mkdir(parents=True, exist_ok=True)
         address = str(self._listener.address)
-        spec = replace(spec, link=address, parent_pid=os.getpid(), threads=threads)
+        spec = replace(spec, link=address, parent_pid=os.getpid())
         threading.Thread(target=self._accept, name="link", daemon=True).start()
         self._torchrun = Torchrun(
             [spec.to_json()],
             num_ranks=spec.replicas,
             max_restarts=max_restarts,
-            environment=_environment(key, threads),
+            environment=_environment(key, spec.threads),
             log_path=self._log_folder / "torchrun.log",
         )
 
@@ -66,8 +65,8 @@ class WorkerGroup:
     def make(self, batches: Iterable[MicroBatch]) -> Iterator[Message]:
         """Submit `batches` and yield every event until all their records are in.
 
-        After `stop` the last event is {"event": "stopped"}; `end` then returns the rest. Raises WorkerError when the workers
-        are gone, and PlanError when they say that the job cannot run.
+        After `stop` the last event is {"event": "stopped"}; `end` then returns the rest.
+        Raises WorkerError when the workers are gone, and PlanError when the job cannot run.
         """
         self._feed = Feed(batches)
         while not self._feed.done:
@@ -132,14 +131,14 @@ class WorkerGroup:
             return
         try:
             self._link.send(message)
-        except LinkClosed:
+        except LinkClosedError:
             self._link = None  # _accept notices, and a restart or torchrun's end follows
 
     def _accept(self) -> None:
         """Take the Scheduler's connection, and the next one after a restart. Own thread."""
         while True:
             try:
-                link = SocketLink(self._listener.accept())  # type: ignore[arg-type]
+                link = SocketLink(self._listener.accept())
             except AuthenticationError:
                 continue
             except OSError:  # the listener was closed
@@ -150,7 +149,7 @@ class WorkerGroup:
                     message = link.receive(timeout_s=3600.0)
                     if message is not None:
                         self._events.put(message)
-            except LinkClosed:
+            except LinkClosedError:
                 self._events.put({"event": "disconnected"})
 
     def _death(self) -> DiffbatchError:

@@ -36,7 +36,7 @@ def run_inside(prepared: Prepared, choices: RunChoices, console: Console) -> int
             f"start {asked} processes",
             place="parallel.replicas",
         )
-    spec = worker_spec(prepared, env.world_size)
+    spec = worker_spec(prepared, env.world_size, choices.threads)
     if env.rank != 0:
         work(spec, env, None)
         return EXIT_OK
@@ -55,9 +55,7 @@ def run_inside(prepared: Prepared, choices: RunChoices, console: Console) -> int
     return carry_out(prepared, choices, console, lead)
 
 
-def _feed(
-    link: QueueLink, batches: Sequence[MicroBatch], note: Callable[[Message], None]
-) -> None:
+def _feed(link: QueueLink, batches: Sequence[MicroBatch], note: Callable[[Message], None]) -> None:
     """The client's loop, in a thread of rank 0: submit, listen, and close when all is recorded."""
     feed, closed = Feed(batches), False
     while True:

@@ -1,4 +1,4 @@
-"""`diffbatch plan`: what a run would do, without doing it. Streams: a million rows are no trouble."""
+"""`diffbatch plan`: what a run would do, without doing it. Streams through any number of rows."""
 
 from __future__ import annotations
 

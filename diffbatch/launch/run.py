@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import socket
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from diffbatch.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
 from diffbatch.launch.devices import auto_replicas, num_gpus
 from diffbatch.launch.group import WorkerGroup
 from diffbatch.launch.prepare import Prepared
 from diffbatch.launch.progress import Tally, make_reporter
 from diffbatch.launch.signals import stop_on_signals
+from diffbatch.launch.summary import Outcome, WorkerFacts, run_facts
 from diffbatch.output.folder import RunFolder
-from diffbatch.output.resume import Resume, select
+from diffbatch.output.resume import select
 from diffbatch.plan.batches import work_queue
-from diffbatch.req import MicroBatch, Record
+from diffbatch.req import MicroBatch
 from diffbatch.worker.link import Message
 from diffbatch.worker.spec import WorkerSpec
-
-_PACKAGES = ("diffbatch", "torch", "diffusers", "transformers", "numpy", "pillow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,25 +37,6 @@ class RunChoices:
     threads: int = 1  # per rank, on the CPU
     as_json: bool = False
     quiet: bool = False
-
-
-@dataclass(slots=True)
-class _Facts:
-    """What run.json will say of the workers; filled from their events."""
-
-    devices: dict[int, str] = field(default_factory=dict)
-    busy_share: dict[int, float] = field(default_factory=dict)
-    num_starts: int = 0
-
-    def note(self, event: Message) -> None:
-        match event["event"]:
-            case "connected":
-                self.num_starts += 1
-            case "ready":
-                self.devices[event["replica"]] = event["device"]
-            case "left" if event["wall_s"] > 0:
-                share = event["busy_s"] / event["wall_s"]
-                self.busy_share[event["replica"]] = round(share, 3)
 
 
 # Makes the micro-batches; tells of every event; returns the signal that stopped it, if one did.
@@ -80,10 +54,9 @@ def run_job(prepared: Prepared, choices: RunChoices, console: Console) -> int:
         if not batches:
             return None
         replicas = _num_replicas(prepared, len(batches))
-        spec = worker_spec(prepared, replicas)
-        threads = None if num_gpus() else choices.threads
+        spec = worker_spec(prepared, replicas, choices.threads)
         with (
-            WorkerGroup(spec, max_restarts=choices.max_restarts, threads=threads) as group,
+            WorkerGroup(spec, max_restarts=choices.max_restarts) as group,
             stop_on_signals(group.stop) as stopped,
         ):
             for event in group.make(batches):
@@ -119,18 +92,32 @@ def carry_out(prepared: Prepared, choices: RunChoices, console: Console, work: W
             done=len(resume.done & selected),
             failed=len(resume.failed & selected),
         )
-        facts = _Facts()
+        facts = WorkerFacts()
         stopped_by = _report(work, batches, tally, facts, choices, console)
         records = folder.merge(reqs)
-        folder.write_facts(_run_facts(prepared, choices, tally, facts, begin_s, command))
-        return _conclude(folder.root, tally, records, selected, stopped_by, choices, console)
+        if batches or not folder.owned:  # a run with nothing to do leaves the last one's facts
+            layout = {"replicas": len(facts.devices), "threads": choices.threads}
+            wall_s = round(time.monotonic() - begin_s, 3)
+            run = run_facts(prepared, tally, facts)
+            folder.write_facts({**run, "command": command, "layout": layout, "wall_s": wall_s})
+        outcome = Outcome.of(folder.root, selected, records, made=tally.made, signal=stopped_by)
+        if choices.as_json:
+            console.file.write(json.dumps(outcome.as_dict()) + "\n")
+        for line in outcome.lines():
+            _say(console, choices, line)
+        return outcome.exit_code
+
+
+def _say(console: Console, choices: RunChoices, text: str) -> None:
+    if not (choices.quiet or choices.as_json):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _report(
     work: Work,
     batches: Sequence[MicroBatch],
     tally: Tally,
-    facts: _Facts,
+    facts: WorkerFacts,
     choices: RunChoices,
     console: Console,
 ) -> str | None:
@@ -154,8 +141,8 @@ def _num_replicas(prepared: Prepared, num_batches: int) -> int:
     return auto_replicas(prepared.facts, num_batches) if asked == "auto" else int(asked)
 
 
-def worker_spec(prepared: Prepared, replicas: int) -> WorkerSpec:
-    """What the workers of this job must know."""
+def worker_spec(prepared: Prepared, replicas: int, threads: int) -> WorkerSpec:
+    """What the workers of this job must know. `threads` per rank count on the CPU only."""
     spec = prepared.job.spec
     return WorkerSpec(
         model_folder=prepared.facts.folder,
@@ -163,79 +150,8 @@ def worker_spec(prepared: Prepared, replicas: int) -> WorkerSpec:
         model_label=Path(prepared.facts.label).name,
         run_folder=prepared.job.output.resolve(),
         replicas=replicas,
+        threads=None if num_gpus() else threads,
         dtype=spec.dtype,
         variant=spec.variant,
         scheduler=prepared.scheduler,
     )
-
-
-def _run_facts(
-    prepared: Prepared,
-    choices: RunChoices,
-    tally: Tally,
-    facts: _Facts,
-    begin_s: float,
-    command: str,
-) -> dict[str, Any]:
-    job = prepared.job
-    return {
-        "job": str(job.path.absolute()) if job.path else None,
-        "command": command,
-        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-        "wall_s": round(time.monotonic() - begin_s, 3),
-        "versions": {"python": platform.python_version(), **{p: version(p) for p in _PACKAGES}},
-        "model": {
-            "name": prepared.facts.label,
-            "class": prepared.facts.class_name,
-            "fingerprint": prepared.facts.fingerprint,
-        },
-        "layout": {"replicas": max(len(facts.devices), 0), "threads": choices.threads},
-        "host": socket.gethostname(),
-        "devices": {str(replica): device for replica, device in sorted(facts.devices.items())},
-        "busy_share": {str(r): share for r, share in sorted(facts.busy_share.items())},
-        "num_starts": facts.num_starts,
-        "totals": {"selected": tally.total, "done": tally.done, "failed": tally.failed},
-        "made": tally.made,
-    }
-
-
-def _conclude(
-    root: Path,
-    tally: Tally,
-    records: dict[str, Record],
-    selected: frozenset[str],
-    stopped_by: str | None,
-    choices: RunChoices,
-    console: Console,
-) -> int:
-    """Print the summary; the exit code comes from the manifest, not from the workers."""
-    ok = sum(records[i].status == "ok" for i in selected if i in records)
-    failed = [records[i] for i in selected if i in records and records[i].status == "failed"]
-    missing = len(selected) - ok - len(failed)
-    if choices.as_json:
-        import json
-
-        summary = {"event": "end", "done": ok, "failed": len(failed), "missing": missing}
-        print(json.dumps({**summary, "of": tally.total, "folder": str(root)}), flush=True)  # noqa: T201
-    if stopped_by is not None and missing:
-        _say(console, choices, f"stopped by {stopped_by}: {ok} of {tally.total} done in {root}")
-        _say(console, choices, "run the same command again to go on")
-        return EXIT_INTERRUPTED
-    made = f", {tally.made} of them now" if tally.made else ", nothing left to do"
-    _say(console, choices, f"{ok} of {tally.total} done{made}: {_shown(root)}")
-    if failed:
-        _say(console, choices, f"{len(failed)} failed, the first: {failed[0].error}")
-        _say(console, choices, "try them again with --retry-failed")
-        return EXIT_SOME_FAILED
-    return EXIT_OK
-
-
-def _say(console: Console, choices: RunChoices, text: str) -> None:
-    if not (choices.quiet or choices.as_json):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _shown(root: Path) -> str:
-    """`root` relative to here when it lies below."""
-    here = Path(os.getcwd())
-    return str(root.relative_to(here)) if root.is_relative_to(here) else str(root)

@@ -1,4 +1,4 @@
-"""Model folder -> `ModelFacts`, without torch: model_index.json, configs and safetensors headers."""
+"""Model folder -> `ModelFacts`, without torch: from model_index.json, configs, headers."""
 
 from __future__ import annotations
 

@@ -45,8 +45,14 @@ class WriterConfig:
     replica: int = 0
     ranks: tuple[int, ...] = (0,)
     attempt: int = 0  # how often the worker group was restarted in this run
-    keep_frames: bool = False  # also frames/<id>.npy
     max_queued: int = 2  # micro-batches of pixels waiting in memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    batch: OutputBatch
+    write: Collection[str] | None
+    keep_frames: bool
 
 
 class OutputWriter:
@@ -63,7 +69,7 @@ class OutputWriter:
         self._config = config
         self._on_record = on_record
         self._part = ManifestPart(config.root, config.name)
-        self._queue: queue.Queue[tuple[OutputBatch, Collection[str] | None] | None]
+        self._queue: queue.Queue[_Item | None]
         self._queue = queue.Queue(maxsize=config.max_queued)
         self._error: BaseException | None = None
         self._closed = False
@@ -89,13 +95,16 @@ class OutputWriter:
                 raise
             logger.error("while closing after another error: %s", own)
 
-    def put(self, batch: OutputBatch, write: Collection[str] | None = None) -> None:
+    def put(
+        self, batch: OutputBatch, write: Collection[str] | None = None, keep_frames: bool = False
+    ) -> None:
         """Queue a micro-batch; waits while `max_queued` are ahead of it.
 
         `write` limits it to these ids: Reqs that only ran along are not saved again.
+        `keep_frames` also saves frames/<id>.npy for each.
         """
         self._raise_error()
-        self._queue.put((batch, write))
+        self._queue.put(_Item(batch, write, keep_frames))
 
     def close(self) -> None:
         """Save what is queued, end the thread, and raise what stopped it if something did."""
@@ -116,16 +125,17 @@ class OutputWriter:
             if self._error is not None:
                 continue
             try:
-                self._write_batch(*item)
+                self._write_batch(item)
             except BaseException as error:  # noqa: BLE001 - handed to the thread that calls put
                 self._error = error
 
-    def _write_batch(self, batch: OutputBatch, write: Collection[str] | None) -> None:
+    def _write_batch(self, item: _Item) -> None:
+        batch, write = item.batch, item.write
         for req, frames, error in zip(batch.reqs, batch.frames, batch.errors, strict=True):
             if write is not None and req.id not in write:
                 continue
             if error is None and frames is not None:
-                record = self._save(req, frames, batch)
+                record = self._save(req, frames, item)
             else:
                 record = self._failed(req, error or "the pipeline gave no frames", batch)
                 self._append(record)
@@ -137,25 +147,25 @@ class OutputWriter:
                     f"{self._config.root}: {record.error}"
                 )
 
-    def _save(self, req: Req, frames: Frames, batch: OutputBatch) -> Record:
+    def _save(self, req: Req, frames: Frames, item: _Item) -> Record:
         """Write file and record of one Req; a failed record where the file cannot be written."""
         temp = (self._config.root / req.file).parent / self._temp_name(suffix_of(req.file))
         try:
-            record = self._write_file(req, frames, batch, temp)
+            record = self._write_file(req, frames, item, temp)
             self._failures_in_a_row = 0
         except ReqError as error:
-            record = self._failed(req, str(error), batch)
+            record = self._failed(req, str(error), item.batch)
         except OSError as error:
             reason = error.strerror or str(error)
             self._failures_in_a_row += 1
             self._tell_once(req, reason)
-            record = self._failed(req, f"{NOT_SAVED}{reason}", batch)
+            record = self._failed(req, f"{NOT_SAVED}{reason}", item.batch)
         finally:
             temp.unlink(missing_ok=True)
         self._append(record)
         return record
 
-    def _write_file(self, req: Req, frames: Frames, batch: OutputBatch, temp: Path) -> Record:
+    def _write_file(self, req: Req, frames: Frames, item: _Item, temp: Path) -> Record:
         started = time.perf_counter()
         root, final = self._config.root, self._config.root / req.file
         num_frames, height, width = frames.shape[:3]
@@ -164,17 +174,17 @@ class OutputWriter:
         write_media(temp, frames, meta, req.params.fps)
         check_whole(temp)
         sync_file(temp)
-        if self._config.keep_frames:
+        if item.keep_frames:
             self._write_frames(root / frames_file(req.id), frames)
         record = replace(
-            self._record(req, "ok", batch),
+            self._record(req, "ok", item.batch),
             sha256=file_sha256(temp),
             bytes=temp.stat().st_size,
             height=height,
             width=width,
             num_frames=num_frames,
             flat=is_flat(frames),
-            stage_s={**batch.stage_s, "save": round(time.perf_counter() - started, 4)},
+            stage_s={**item.batch.stage_s, "save": round(time.perf_counter() - started, 4)},
         )
         self._part.announce(record)
         temp.replace(final)

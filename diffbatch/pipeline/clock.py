@@ -29,7 +29,7 @@ class StageClock:
     def measure(self, stage: str) -> Iterator[None]:
         """Count the time of the `with` block to `stage`."""
         if self._on_device:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = _event(), _event()
             begin.record()
             yield
             end.record()
@@ -49,6 +49,10 @@ class StageClock:
 
     def _add(self, stage: str, seconds: float) -> None:
         self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -74,17 +74,22 @@ class ComposedPipeline:
 
     def inputs(self, req: Req) -> dict[str, Any]:
         """The values of `req` under the names that the blocks know; others have no effect here."""
-        guided = guidance_on(req.params.guidance_scale)
         values: dict[str, Any] = req.params.as_dict()
         values["prompt"] = req.prompt
-        # An empty text is what the plain pipelines encode when guidance runs without one.
-        values["negative_prompt"] = (req.params.negative_prompt or "") if guided else None
+        # An empty text is what the plain pipelines encode when guidance runs without one. It is
+        # given without guidance too: some text blocks fail without it, and it costs one forward.
+        values["negative_prompt"] = req.params.negative_prompt or ""
         values["generator"] = torch.Generator("cpu").manual_seed(req.seed)
         values["output_type"] = "np"
         if req.params.image is not None:
             values["image"] = Image.open(req.params.image).convert("RGB")
         known = {name: value for name, value in values.items() if name in self._inputs}
         return {name: value for name, value in known.items() if value is not None}
+
+    @property
+    def encoding_components(self) -> Components:
+        """The components for the encoding stages, which keep no state and share the guiders."""
+        return self._modular  # type: ignore[no-any-return]
 
     def components(self, params: SamplingParams, generators: list[torch.Generator]) -> Components:
         """A shallow copy of the components for one micro-batch, with its own scheduler and guiders.
@@ -153,7 +158,9 @@ def _check_order(stages: Iterable[PipelineStage], available: set[str]) -> None:
     for stage in stages:
         inner = {name for block in stage.blocks for name in block.intermediate_output_names}
         if unknown := stage.reads - available - inner:
-            raise ValueError(f"{stage.name} reads {sorted(unknown)}, which nothing writes before it")
+            raise ValueError(
+                f"{stage.name} reads {sorted(unknown)}, which nothing writes before it"
+            )
         available = available | stage.writes
 
 

@@ -1,4 +1,4 @@
-"""DenoisingStage: noise -> latents, one step at a time, so that many micro-batches can take turns."""
+"""DenoisingStage: noise -> latents, step by step, so that many micro-batches can take turns."""
 
 from __future__ import annotations
 

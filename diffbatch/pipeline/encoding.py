@@ -71,7 +71,7 @@ def encode_once(module: torch.nn.Module) -> EncodeOnce:
     memory = EncodeOnce(module.forward)
     # wraps keeps the signature: some pipelines inspect it to choose what they pass.
     forward = functools.wraps(module.forward)(lambda *args, **kwargs: memory(*args, **kwargs))
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
     return memory
 
 

@@ -91,7 +91,7 @@ class ParallelExecutor:
         for req in reqs:
             state = self._pipeline.state(req)
             stages = self._pipeline.stages(self._pipeline.inputs(req))
-            components = self._pipeline.components(req.params, [state.get("generator")])
+            components = self._pipeline.encoding_components
             with clock.measure(stages.text.name):
                 stages.text(components, state)
             with clock.measure(stages.image.name):

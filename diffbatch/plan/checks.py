@@ -11,7 +11,7 @@ from diffbatch.req import SamplingParams
 
 
 def param_problems(params: SamplingParams, facts: ModelFacts) -> list[str]:
-    """Every reason why `facts` cannot run `params`; each names the value, the rule and the way out."""
+    """Every reason why `facts` cannot run `params`: the value, the rule and the way out."""
     problems = [*_size_problems(params, facts), *_frame_problems(params, facts)]
     if params.image is not None and "image" not in facts.params:
         problems.append(f"{facts.class_name} takes no image; leave image out")
@@ -29,7 +29,7 @@ def without_effect(params: SamplingParams, facts: ModelFacts) -> list[str]:
 
 
 def effective(params: SamplingParams, facts: ModelFacts) -> SamplingParams:
-    """`params` without what has no effect, so that it neither changes ids nor costs a new picture."""
+    """`params` without what has no effect, so that it changes no id and costs no new picture."""
     return replace(params, **dict.fromkeys(without_effect(params, facts)))
 
 

@@ -1,4 +1,4 @@
-"""What the plan must know of a model, read from its folder without torch (see `models/folder.py`)."""
+"""What the plan must know of a model, as `models/folder.py` reads it, without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Modality = Literal["image", "video"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentFacts:
-    """One component folder of a model: its class and its weights, as the safetensors headers say."""
+    """One component folder of a model: its class and weights, as the safetensors headers say."""
 
     name: str  # "transformer"
     class_name: str  # "WanTransformer3DModel"

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import Store
 
 _WORK, _EVENTS, _STOP, _OPEN = "work", "events", "stop", "open"
 _END = b"end"
@@ -26,10 +26,10 @@ class EndOfWork:
 class Board:
     """One thread's view of the board. `attempt` keeps a restarted group apart from the last one."""
 
-    def __init__(self, store: dist.Store, attempt: int) -> None:
-        import torch.distributed as dist
+    def __init__(self, store: Store, attempt: int) -> None:
+        from torch.distributed.distributed_c10d import PrefixStore
 
-        self._store = dist.PrefixStore(f"diffbatch/{attempt}", store)
+        self._store: Any = PrefixStore(f"diffbatch/{attempt}", store)
 
     def clone(self) -> Board:
         """A board on a connection of its own, for another thread."""
@@ -86,11 +86,11 @@ class Board:
         return bool(self._store.check([_STOP]))
 
     def _pop(self, queue: str) -> bytes | None:
-        import torch.distributed as dist
+        from torch.distributed import QueueEmptyError
 
         if not self._store.queue_len(queue):
             return None
         try:
             return bytes(self._store.queue_pop(queue, False))
-        except dist.QueueEmptyError:  # another leader was faster
+        except QueueEmptyError:  # another leader was faster
             return None

@@ -1,9 +1,9 @@
-"""GPUWorker: one per rank, on any device. The leader of a replica pulls work and hands on results."""
+"""GPUWorker: one per rank. The leader of a replica pulls work and hands on results."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from diffbatch.log import get_logger
@@ -19,7 +19,7 @@ _log = get_logger(__name__)
 class Sink(Protocol):
     """Where a leader's results go: `output.writer.OutputWriter`."""
 
-    def put(self, output: OutputBatch, write: frozenset[str]) -> None:
+    def put(self, batch: OutputBatch, write: Collection[str], keep_frames: bool) -> None:
         """Take the results whose ids are in `write`; may wait when too many are queued."""
 
     def close(self) -> None:
@@ -27,7 +27,7 @@ class Sink(Protocol):
 
 
 class GPUWorker:
-    """Keeps `in_flight` micro-batches in the executor until the work ends or a stop is asked for."""
+    """Keeps `in_flight` micro-batches in the executor until the work ends or a stop is asked."""
 
     def __init__(
         self, executor: ParallelExecutor, board: Board, sink: Sink, *, replica: int, in_flight: int
@@ -37,7 +37,7 @@ class GPUWorker:
         self._sink = sink
         self._replica = replica
         self._in_flight = in_flight
-        self._write: dict[str, frozenset[str]] = {}  # first request's id -> ids to be written
+        self._admitted: dict[str, MicroBatch] = {}  # id of a request -> its micro-batch
         self._work_ended = False
         self._busy_s = 0.0
         self._last_step_event_s = 0.0
@@ -79,7 +79,7 @@ class GPUWorker:
 
     def _admit(self, batch: MicroBatch) -> None:
         self._post("started", ids=[req.id for req in batch.reqs])
-        self._write.update((req.id, batch.write) for req in batch.reqs)
+        self._admitted.update((req.id, batch) for req in batch.reqs)
         self._timed(lambda: self._executor.admit(batch))
 
     def _step(self) -> bool:
@@ -87,10 +87,8 @@ class GPUWorker:
         had_work = self._executor.num_in_flight > 0
         outputs = self._timed(self._executor.step)
         for output in outputs:
-            write = frozenset(
-                req.id for req in output.reqs if req.id in self._write.pop(req.id, frozenset())
-            )
-            self._sink.put(output, write)
+            batches = [self._admitted.pop(req.id) for req in output.reqs]
+            self._sink.put(output, batches[0].write, batches[0].keep_frames)
         if had_work:
             self._report_steps()
         return had_work or bool(outputs)

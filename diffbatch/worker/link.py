@@ -19,7 +19,7 @@ Message = dict[str, Any]
 KEY_VARIABLE = "DIFFBATCH_LINK_KEY"
 
 
-class LinkClosed(Exception):
+class LinkClosedError(Exception):
     """The other end is gone."""
 
 
@@ -27,10 +27,10 @@ class Link(Protocol):
     """One end of the wire."""
 
     def send(self, message: Message) -> None:
-        """Hand over `message`. Raises LinkClosed."""
+        """Hand over `message`. Raises LinkClosedError."""
 
     def receive(self, timeout_s: float) -> Message | None:
-        """The next message, or None when none came in time. Raises LinkClosed."""
+        """The next message, or None when none came in time. Raises LinkClosedError."""
 
 
 class SocketLink:
@@ -44,7 +44,7 @@ class SocketLink:
         try:
             self._connection.send_bytes(json.dumps(message).encode())
         except OSError as error:
-            raise LinkClosed(str(error)) from error
+            raise LinkClosedError(str(error)) from error
 
     def receive(self, timeout_s: float) -> Message | None:
         """See `Link.receive`."""
@@ -53,7 +53,7 @@ class SocketLink:
                 return None
             message: Message = json.loads(self._connection.recv_bytes())
         except (OSError, EOFError) as error:
-            raise LinkClosed(str(error)) from error
+            raise LinkClosedError(str(error)) from error
         return message
 
 

@@ -65,12 +65,12 @@ def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
     An error is posted for the client before it ends the process, so the cause is told once, by
     the rank that had it.
     """
-    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     from diffbatch.worker.board import Board
     from diffbatch.worker.scheduler import Scheduler
 
-    store, _, _ = next(dist.rendezvous("env://", env.rank, env.world_size))
+    store, _, _ = next(rendezvous("env://", env.rank, env.world_size))
     board = Board(store, env.attempt)
     thread: threading.Thread | None = None
     if env.rank == 0:
@@ -121,7 +121,6 @@ def _serve(spec: WorkerSpec, env: RankEnv, board: Board) -> None:
         replica=replica,
         ranks=(env.rank,),
         attempt=env.attempt,
-        keep_frames=spec.keep_frames,
     )
     sink = OutputWriter(config, on_record=_record_poster(board.clone(), replica))
     worker = GPUWorker(

@@ -7,7 +7,7 @@ from typing import Any
 
 from diffbatch.log import get_logger
 from diffbatch.worker.board import Board
-from diffbatch.worker.link import Link, LinkClosed
+from diffbatch.worker.link import Link, LinkClosedError
 
 _TURN_S = 0.02  # how long one look at the link may take; bounds the delay of an event
 _log = get_logger(__name__)
@@ -38,7 +38,7 @@ class Scheduler:
             while self._leaders_left < self._num_leaders:
                 self._listen()
                 self._forward()
-        except LinkClosed:
+        except LinkClosedError:
             _log.warning("the client is gone: stopping")
             self._board.stop()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ class WorkerSpec:
     scheduler: dict[str, Any] = field(default_factory=dict)
     in_flight: int = 1  # micro-batches between first and last step, per replica
     threads: int | None = None  # per rank, on the CPU; None leaves torch's own choice
-    keep_frames: bool = False  # also save each output as .npy, for DiffGenerator
     link: str | None = None  # where the Scheduler finds the client; None: the client is rank 0
     parent_pid: int | None = None  # the client's process, on the host of rank 0
 
@@ -32,6 +31,7 @@ class WorkerSpec:
     @classmethod
     def from_json(cls, text: str) -> WorkerSpec:
         """The inverse of `to_json`."""
-        data = json.loads(text)
-        paths = {f.name for f in fields(cls) if f.type == "Path"}
-        return cls(**{k: Path(v) if k in paths else v for k, v in data.items()})
+        data: dict[str, Any] = json.loads(text)
+        for name in ("model_folder", "run_folder"):
+            data[name] = Path(data[name])
+        return cls(**data)
