@@ -64,7 +64,7 @@ def _check_prompt(value: Any) -> Any:
     return value
 
 
-Seeds = Annotated[Seed | list[Seed], BeforeValidator(_check_seed)]
+Seeds = Annotated[Seed | list[Seed] | None, BeforeValidator(_check_seed)]  # None: not given
 Prompt = Annotated[str, BeforeValidator(_check_prompt)]
 
 
@@ -101,7 +101,7 @@ class Params(_Strict):
 class Request(Params):
     """Sampling parameters, and how often with which seeds."""
 
-    seed: Seeds | None = Field(default=None, description="One seed, or a list: one request each.")
+    seed: Seeds = Field(default=None, description="One seed, or a list: one request each.")
     num_outputs_per_prompt: PositiveInt | None = Field(
         default=None, description="n outputs take the seeds seed .. seed+n-1."
     )
