@@ -53,7 +53,8 @@ def _check_replicas(value: Any) -> Any:
 
 
 def _check_scheduler(value: Any) -> Any:
-    if value is None or isinstance(value, str | dict):
+    name = value.get("name") if isinstance(value, dict) else value
+    if value is None or (isinstance(name, str) and name):
         return value
     raise ValueError(f"must be a class name, or a mapping with the key `name`, found {value!r}")
 

@@ -46,7 +46,10 @@ from diffbatch.job.load import load_job
         ("prompts: [a]\nformat: jpeg", "found 'jpeg'; did you mean 'jpg'?"),
         ("prompts: [a]\nbatch_size: 0", "batch_size: must be 1 or more, found 0"),
         ("prompts: [a]\nscheduler: 3", "must be a class name, or a mapping with the key `name`"),
-        ("prompts: [a]\nscheduler: {shift: 3}", "job.yaml:3: scheduler"),
+        (
+            "prompts: [a]\nscheduler: {shift: 3}",
+            "or a mapping with the key `name`, found {'shift': 3}",
+        ),
         ("prompts: [a]\nparallel: {replicas: 0}", "must be auto or a whole number from 1 on"),
         ("prompts: [a]\nparallel: {pp: 0}", "parallel.pp: must be 1 or more, found 0"),
         # seeds and counts

@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +38,7 @@ def test_precedence(tmp_path: Path) -> None:
         "- {file: p.csv, num_inference_steps: 6}\n"
     )
 
-    def steps(**options: object) -> list[int | None]:
+    def steps(**options: Any) -> list[int | None]:
         return [req.params.num_inference_steps for req in make(tmp_path, text, **options)]
 
     assert steps() == [3, 4, 5, 6]

@@ -93,6 +93,15 @@ def test_rows_of_json_may_have_lists_of_seeds(tmp_path: Path) -> None:
     ]
 
 
+def test_values_that_every_row_replaces_need_not_be_right(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("prompt,height\na,64\nb,72\n")
+    reqs = make(tmp_path, "prompts: [{file: p.csv, height: 60}]")
+    assert [req.params.height for req in reqs] == [64, 72]
+    (tmp_path / "p.csv").write_text("prompt,height\na,64\nb,\nc,\n")
+    problems = wrong(tmp_path, "prompts: [{file: p.csv, height: 60}]")
+    assert problems == ["p.csv:3: height 60 is not a multiple of 8"]
+
+
 def test_limit_takes_the_first_rows_and_reads_no_further(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_bytes(b'"a"\n"b"\n\xff\xff broken')
     reqs = make(tmp_path, "prompts: [{file: p.jsonl, limit: 2}]")
@@ -140,6 +149,21 @@ def test_parquet(tmp_path: Path) -> None:
         ("p.jsonl", b'{"prompt": "a", "seed": null}', "p.jsonl:1: seed: null would draw another"),
         ("p.jsonl", b'"a"\n{"prompt": \n', "p.jsonl:2: not valid JSON: Expecting value at column"),
         ("p.jsonl", b'"a"\n42\n', "p.jsonl:2: 42 is not text and not an object with a prompt"),
+        (
+            "p.csv",
+            b"a red circle\na blue one\n",
+            "is the first line 'a red circle' a prompt? add a",
+        ),
+        (
+            "p.csv",
+            b"prompt;seed\na cat;7\n",
+            "the header 'prompt;seed' has another separator; save",
+        ),
+        (
+            "p.jsonl",
+            b'{"prompt": "a", "prompt": "b"}',
+            "p.jsonl:1: not valid JSON: the key 'prompt'",
+        ),
         ("p.jsonl", b'{"prompt": 42}', "p.jsonl:1: the prompt 42 is not text; quote it"),
         ("p.jsonl", b'{"prompt": "a"}\n{"promt": "b"}', "p.jsonl:2: no prompt in column 'prompt'"),
         ("p.jsonl", b'{"a": "x", "b": "y"}', "which column is the prompt? add column: one of a, b"),
