@@ -28,6 +28,8 @@ from diffbatch.job.load import load_job
         ("prompts: [a]\nparallel: {dp: 2}", "known keys: replicas, pp, cfg, tp, ulysses, ring"),
         ("prompts: [a]\nheight: 3", "job.yaml:3: height: unknown key 'height'; it belongs under"),
         ("prompts: [a]\nlora: x", "job.yaml:3: lora: unknown key 'lora'; known keys: model, "),
+        ("prompts:\n- {prompt: a, limit: 3}", "an entry has either `prompt`, or `file`"),
+        ("prompts:\n- {file: a.csv, with: {a: [b]}}", "only an entry with `prompt` takes it"),
         # wrong types and values
         ("prompts: [a]\ndefaults: {height: '512'}", "must be a whole number, found '512' (text)"),
         ("prompts: [a]\ndefaults: {height: 512.0}", "must be a whole number, found 512.0"),

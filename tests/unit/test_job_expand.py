@@ -90,7 +90,7 @@ values = st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=3)
 
 
 @given(st.dictionaries(names, values, min_size=1, max_size=3), st.text(max_size=10))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_a_product_is_every_combination_with_any_text_around(
     lists: dict[str, list[str]], around: str
 ) -> None:
