@@ -17,24 +17,7 @@ from diffbatch.job.expand import expand
 from diffbatch.job.load import load_job
 
 _DEFAULTS = {"height": 64, "width": 64, "num_frames": 1, "num_inference_steps": 8}
-_WORDS = [
-    "a",
-    "red",
-    "blue",
-    "small",
-    "old",
-    "cat",
-    "dog",
-    "house",
-    "on",
-    "under",
-    "beside",
-    "the",
-    "white",
-    "river",
-    "at",
-    "night",
-]
+_WORDS = ["a", "red", "blue", "old", "cat", "dog", "house", "under", "the", "white", "river"]
 
 
 def write_rows(path: Path, num_rows: int) -> None:

@@ -121,11 +121,6 @@ def _of_prompt(
 def _of_file(job: Job, entry: FileEntry, place: str, layers: _Layers) -> Iterator[Draft]:
     path = (job.base / Path(entry.file).expanduser()).absolute()
     shown = str((job.path.parent if job.path else Path()) / entry.file)
-    values = absolute_image(entry.given(), job.base)
-    resolved = layers.resolve(values, place)
-    seeds = layers.seeds([entry], place)
-    if resolved is None or seeds is None:
-        return
     source = Source(
         path=path,
         shown=shown,
@@ -136,12 +131,10 @@ def _of_file(job: Job, entry: FileEntry, place: str, layers: _Layers) -> Iterato
     try:
         check_is_file(path, shown, what=WHAT)
         source_format = entry.format or format_of(path, shown)
-        rows = _FileRows(entry, values, source_format in TEXT_ONLY, path.parent, layers)
+        rows = _FileRows(job, entry, source, layers, is_text=source_format in TEXT_ONLY)
         for number, row in enumerate(read_rows(source, source_format), 1):
-            own = row.columns.keys() & _ROW_KEYS
-            if not own:
-                yield Draft(row.prompt, *seeds, resolved, row.columns, shown, row.line)
-            elif (draft := rows.draft(row, own, shown)) is not None:
+            draft = rows.draft(row)
+            if draft is not None:
                 yield draft
             if number == entry.limit:
                 break
@@ -154,27 +147,42 @@ def _of_file(job: Job, entry: FileEntry, place: str, layers: _Layers) -> Iterato
 
 
 class _FileRows:
-    """Rows whose columns override the values of their entry."""
+    """Rows of one file, with the values of their entry and those of their own columns."""
 
     def __init__(
-        self, entry: FileEntry, values: dict[str, Any], is_text: bool, base: Path, layers: _Layers
+        self, job: Job, entry: FileEntry, source: Source, layers: _Layers, *, is_text: bool
     ) -> None:
-        self._entry, self._values, self._is_text = entry, values, is_text
-        self._base, self._layers = base, layers
+        self._entry, self._source, self._layers, self._is_text = entry, source, layers, is_text
+        self._values = absolute_image(entry.given(), job.base)
+        # For rows without columns of their own. Made when the first one comes: values that every
+        # row replaces need not be right.
+        self._common: tuple[tuple[tuple[int, ...], int], Resolved] | None = None
 
-    def draft(self, row: Row, own: Set[str], shown: str) -> Draft | None:
+    def draft(self, row: Row) -> Draft | None:
+        shown = self._source.shown
+        own = row.columns.keys() & _ROW_KEYS
+        if not own and self._common is not None:
+            seeds, resolved = self._common
+            return Draft(row.prompt, *seeds, resolved, row.columns, shown, row.line)
         place = f"{shown}:{row.line}"
+        request = self._request(row, own, place)
+        if request is None:
+            return None
+        values = absolute_image(request.given(), self._source.path.parent)
+        found = self._layers.resolve({**self._values, **values}, place)
+        found_seeds = self._layers.seeds((request, self._entry), place)
+        if found is None or found_seeds is None:
+            return None
+        if not own:
+            self._common = (found_seeds, found)
+        return Draft(row.prompt, *found_seeds, found, row.columns, shown, row.line)
+
+    def _request(self, row: Row, own: Set[str], place: str) -> Request | None:
+        """The columns that override fields, checked like an entry of the job file."""
         given = {name: row.columns[name] for name in own}
-        if self._is_text:
-            given = parse_texts(given)
         try:
-            request = Request.model_validate(given)
+            return Request.model_validate(parse_texts(given) if self._is_text else given)
         except ValidationError as error:
-            explain(error, self._layers.problems, place=lambda _: place, typed={}, root=Request)
+            problems = self._layers.problems
+            explain(error, problems, place=lambda _: place, typed={}, root=Request)
             return None
-        values = absolute_image(request.given(), self._base)
-        resolved = self._layers.resolve({**self._values, **values}, place)
-        seeds = self._layers.seeds((request, self._entry), place)
-        if resolved is None or seeds is None:
-            return None
-        return Draft(row.prompt, *seeds, resolved, row.columns, shown, row.line)

@@ -59,6 +59,7 @@ class _Numbering:
         self._model_key = model_key
         self._problems = problems
         self._num = 0
+        self._num_prompts = 0
         self._index_of_name: dict[int, int] = {}  # by 64-bit hash of the name
         self._ids: set[int] = set()  # by the id's first 64 bits
         self._num_repeats: dict[str, int] = {}
@@ -66,6 +67,8 @@ class _Numbering:
 
     def requests(self, draft: Draft) -> Iterator[Req]:
         prompt = draft.prompt
+        prompt_index = self._num_prompts
+        self._num_prompts += 1
         if "\0" in prompt:
             self._problems.add(draft.place, "the prompt holds a NUL character; remove it")
             return
@@ -77,11 +80,12 @@ class _Numbering:
                 self._report_once(draft, error)
                 return
             values.update(draft.columns)
-        values["prompt"] = prompt
+        values.update(prompt=prompt, prompt_index=prompt_index, output_index=-1)
         if self._needs_slug:
             values["slug"] = slugify(prompt)
         for first in draft.seeds:
             for seed in range(first, first + draft.num_outputs):
+                values["output_index"] += 1
                 req = self._request(draft, seed, values)
                 if req is not None:
                     yield req

@@ -84,14 +84,18 @@ def _message(detail: ErrorDetails, model: type[BaseModel], typed: str | None) ->
 
 def _unknown_key(key: str, model: type[BaseModel]) -> str:
     valid = known_keys(model)
-    elsewhere = "" if nearest(key, valid) else _elsewhere(key, model)
-    return f"unknown key {key!r}; {elsewhere or suggestion(key, valid, what='known keys')}"
+    hint = _elsewhere(key, model) or suggestion(key, valid, what="known keys")
+    return f"unknown key {key!r}; {hint}"
 
 
 def _elsewhere(key: str, model: type[BaseModel]) -> str:
-    """A sampling parameter at the top of the job is a frequent slip."""
+    """Keys that exist, but at another place of the job: frequent slips."""
     if model is JobSpec and key in known_keys(Defaults):
         return "it belongs under `defaults`, or into an entry of `prompts`"
+    if model is PromptEntry and key in known_keys(FileEntry):
+        return "an entry has either `prompt`, or `file` and what goes with it"
+    if model is FileEntry and key in known_keys(PromptEntry):
+        return "only an entry with `prompt` takes it"
     return ""
 
 

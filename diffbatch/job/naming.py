@@ -22,7 +22,7 @@ _NUM_SIMPLE_CHARS_MAX = 200  # ASCII, so bytes too; leaves room for any suffix
 _SLUG_CHARS_MAX = 40
 _NUM_PROMPT_CHARS_READ = 80  # more than a slug needs, far less than a long prompt
 
-NUMBERS = ("index", "seed")
+NUMBERS = ("index", "seed", "prompt_index", "output_index")
 TEXTS = ("slug", "prompt", "id")
 FIELDS = (*NUMBERS, *TEXTS)
 

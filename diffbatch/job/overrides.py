@@ -49,8 +49,7 @@ def apply(data: dict[str, Any], places: Places, command_line: CommandLine) -> No
     for dotted, value in command_line.keys.items():
         path = tuple(dotted.split("."))
         option = "--" + path[-1].replace("_", "-")
-        _put(data, path, value, option)
-        places.replace(path, option)
+        places.replace(_put(data, path, value, option), option)
     for text in command_line.sets:
         try:
             _apply_set(data, places, text)
@@ -64,27 +63,19 @@ def _apply_set(data: dict[str, Any], places: Places, text: str) -> None:
     dotted, equals, typed = text.partition("=")
     if not equals or not dotted:
         raise JobError("write key=value, such as defaults.seed=7", place=option)
-    path = _parse_path(data, dotted, option)
+    path = _parse_path(dotted, option)
     document = _parse_value(typed, path, option)
-    _put(data, path, document.value, option)
-    places.replace(path, option, document)
+    places.replace(_put(data, path, document.value, option), option, document)
 
 
-def _parse_path(data: dict[str, Any], dotted: str, option: str) -> KeyPath:
-    """`prompts.3.seed`: numbers count from 0. Only the first key is checked here."""
+def _parse_path(dotted: str, option: str) -> KeyPath:
+    """`prompts.3.seed`. Only the first key is checked here; the rest is when the job is."""
     parts = dotted.split(".")
     top = known_keys(JobSpec)
     if parts[0] not in top:
         hint = suggestion(parts[0], top, what="known keys")
         raise JobError(f"unknown key {parts[0]!r}; {hint}", place=option)
-    path: list[str | int] = list(parts)
-    if parts[0] == "prompts" and len(parts) > 1:
-        num_entries = len(data["prompts"]) if isinstance(data.get("prompts"), list) else 0
-        if not parts[1].isdecimal() or int(parts[1]) >= num_entries:
-            rule = f"an entry from 0 to {num_entries - 1}" if num_entries else "an entry; none yet"
-            raise JobError(f"prompts.{parts[1]} is not {rule}", place=option)
-        path[1] = int(parts[1])
-    return tuple(path)
+    return tuple(parts)
 
 
 def _parse_value(typed: str, path: KeyPath, option: str) -> yaml12.Document:
@@ -101,27 +92,37 @@ def _parse_value(typed: str, path: KeyPath, option: str) -> yaml12.Document:
         raise JobError(error.problems[0].message, place=option) from error
 
 
-def _put(data: dict[str, Any], path: KeyPath, value: Any, option: str) -> None:
+def _put(data: dict[str, Any], path: KeyPath, value: Any, option: str) -> KeyPath:
+    """Set the value at `path`; returns the path with the indices of lists as numbers."""
     target: Any = data
-    for depth, part in enumerate(path[:-1]):
-        if isinstance(part, int):
-            if isinstance(target[part], str):
-                target[part] = {"prompt": target[part]}
-        elif target.get(part) is None:
-            if part not in _MAPPINGS:
-                raise JobError(_no_such(path, depth), place=option)
-            target[part] = {}
-        target = target[part]
+    found: list[str | int] = []
+    for depth, part in enumerate(path):
         if not isinstance(target, dict | list):
-            raise JobError(f"{part} is not a mapping, so it has no {path[-1]!r}", place=option)
-    last = path[-1]
-    if isinstance(target, list) and not (isinstance(last, int) and last < len(target)):
-        raise JobError(f"{last!r} is not an entry of this list", place=option)
-    target[last] = value
+            raise JobError(f"{path[depth - 1]} is not a mapping: it has no {part!r}", place=option)
+        key: Any = _index(target, part, option) if isinstance(target, list) else part
+        found.append(key)
+        if depth == len(path) - 1:
+            target[key] = value
+            break
+        if found[:-1] == ["prompts"] and isinstance(target[key], str):
+            target[key] = {"prompt": target[key]}
+        elif isinstance(target, dict) and target.get(key) is None:
+            if key not in _MAPPINGS:
+                raise JobError(_no_such(str(key)), place=option)
+            target[key] = {}
+        target = target[key]
+    return tuple(found)
 
 
-def _no_such(path: KeyPath, depth: int) -> str:
+def _index(target: list[Any], part: str | int, option: str) -> int:
+    text = str(part)
+    if not text.isdecimal() or int(text) >= len(target):
+        rule = f"from 0 to {len(target) - 1}" if target else "and there is none yet"
+        raise JobError(f"{text!r} is not an entry of this list, {rule}", place=option)
+    return int(text)
+
+
+def _no_such(part: str) -> str:
     """A key on the way to the value that the job has not, and that holds nothing if made."""
-    part = str(path[depth])
     valid = {*_MAPPINGS, *known_keys(PromptEntry), *known_keys(FileEntry)}
     return f"unknown key {part!r}; {suggestion(part, sorted(valid), what='known keys')}"

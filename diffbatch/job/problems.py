@@ -61,7 +61,7 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     """
     names = list(valid)
     folded = {candidate.casefold(): candidate for candidate in names}
-    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.65)
     if close:
         return folded[close[0]]
     words = [candidate for candidate in names if name.casefold() in candidate.casefold().split("_")]

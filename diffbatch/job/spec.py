@@ -53,7 +53,8 @@ def _check_replicas(value: Any) -> Any:
 
 
 def _check_scheduler(value: Any) -> Any:
-    if value is None or isinstance(value, str | dict):
+    name = value.get("name") if isinstance(value, dict) else value
+    if value is None or (isinstance(name, str) and name):
         return value
     raise ValueError(f"must be a class name, or a mapping with the key `name`, found {value!r}")
 
@@ -64,7 +65,7 @@ def _check_prompt(value: Any) -> Any:
     return value
 
 
-Seeds = Annotated[Seed | list[Seed], BeforeValidator(_check_seed)]
+Seeds = Annotated[Seed | list[Seed] | None, BeforeValidator(_check_seed)]  # None: not given
 Prompt = Annotated[str, BeforeValidator(_check_prompt)]
 
 
@@ -101,7 +102,7 @@ class Params(_Strict):
 class Request(Params):
     """Sampling parameters, and how often with which seeds."""
 
-    seed: Seeds | None = Field(default=None, description="One seed, or a list: one request each.")
+    seed: Seeds = Field(default=None, description="One seed, or a list: one request each.")
     num_outputs_per_prompt: PositiveInt | None = Field(
         default=None, description="n outputs take the seeds seed .. seed+n-1."
     )

@@ -78,10 +78,7 @@ def loads(text: str, shown: str) -> Document:
     try:
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        parts = (error.context, error.problem)
-        message = f"not valid YAML: {' '.join(str(part) for part in parts if part)}"
-        raise JobError(message, place=f"{shown}:{line}") from error
+        raise _syntax_error(error, shown) from error
     except yaml.YAMLError as error:
         reason = str(error).splitlines()[0]
         raise JobError(f"not valid YAML: {reason}", place=shown) from error
@@ -93,6 +90,15 @@ def loads(text: str, shown: str) -> Document:
     value = None if node is None else walk.value(node, ())
     walk.problems.raise_if_any()
     return Document(value=value, lines=walk.lines, typed=walk.typed, comments=walk.comments)
+
+
+def _syntax_error(error: yaml.MarkedYAMLError, shown: str) -> JobError:
+    """Where the parser gave up, and where the part began that it was reading."""
+    line = error.problem_mark.line + 1 if error.problem_mark else 1
+    begun = f" {error.context}" if error.context else ""
+    if begun and error.context_mark:
+        begun += f" from line {error.context_mark.line + 1} on:"
+    return JobError(f"not valid YAML:{begun} {error.problem}", place=f"{shown}:{line}")
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ def read_csv(source: Source, delimiter: str = ",") -> Iterator[Row]:
             for fields in reader:
                 if header is None and fields:
                     header = _header(fields, shown)
-                    column = pick_column(header, source.column, shown)
+                    column = _prompt_column(header, source.column, shown)
                 elif header is not None and len(fields) == len(header):
                     columns = dict(zip(header, fields, strict=True))
                     prompt = columns.pop(column)
@@ -49,6 +49,19 @@ def read_csv(source: Source, delimiter: str = ",") -> Iterator[Row]:
 
 def read_tsv(source: Source) -> Iterator[Row]:
     return read_csv(source, "\t")
+
+
+def _prompt_column(header: list[str], wanted: str | None, shown: str) -> str:
+    """As `pick_column`; a lone first cell must look like a name, or a prompt would get lost."""
+    name = header[0]
+    if wanted is None and len(header) == 1 and name not in {"prompt", "Prompt"}:
+        if any(mark in name for mark in ";\t|,"):
+            remedy = "save it with commas as csv, or with tabs as tsv"
+            raise JobError(f"the header {name!r} has another separator; {remedy}", place=shown)
+        if len(name.split()) != 1:
+            remedy = "add a first line `prompt`, or say column: for this name"
+            raise JobError(f"is the first line {name!r} a prompt? {remedy}", place=shown)
+    return pick_column(header, wanted, shown)
 
 
 def _header(fields: list[str], shown: str) -> list[str]:

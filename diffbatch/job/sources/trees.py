@@ -16,9 +16,21 @@ _JSON_BYTES_MAX = 256 * 2**20
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        doubled = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {doubled!r} comes twice; keep one")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
 def read_jsonl(source: Source) -> Iterator[Row]:
     take = Objects(source)
-    parse = json.JSONDecoder().decode
+    parse = _DECODER.decode
     with open_bytes(source.path, source.shown, what=WHAT) as stream:
         for line, text in decode_lines(stream, source.shown, source.problems):
             if text.isspace():
@@ -52,8 +64,6 @@ def read_json(source: Source) -> Iterator[Row]:
 
 
 def _json_items(text: str) -> Iterator[tuple[Any, int]]:
-    decoder = json.JSONDecoder()
-
     def skip(at: int) -> int:
         found = _BLANKS.match(text, at)
         return found.end() if found else at
@@ -64,7 +74,7 @@ def _json_items(text: str) -> Iterator[tuple[Any, int]]:
     at, line, counted = skip(at + 1), 1, 0
     while text[at : at + 1] != "]":
         line, counted = line + text.count("\n", counted, at), at
-        value, at = decoder.raw_decode(text, at)
+        value, at = _DECODER.raw_decode(text, at)
         yield value, line
         at = skip(at)
         if text[at : at + 1] == ",":
