@@ -94,26 +94,39 @@ class RunFolder:
         """Let the folder go."""
         self._lock.release()
 
-    def reconcile(self, reqs: Sequence[Req], *, retry_failed: bool = False) -> Resume:
+    def reconcile(
+        self, reqs: Sequence[Req], *, retry_failed: bool = False, keep_others: bool = False
+    ) -> Resume:
         """Bring the folder in line with `reqs`, which is the whole job, and say what is to do.
 
         Files of ours are renamed or retired, the manifest holds what is true now, left-over
-        temporaries are gone. Refuses to touch a file that is not ours. Takes place before any
-        writer starts.
+        temporaries are gone. Refuses to touch a file that is not ours. Only while no writer lives.
+        `keep_others`: `reqs` is not the whole job, but one more call into the same folder.
         """
         sizes, temps = _scan(self.root, reqs, self.records)
-        resume = compare(reqs, self.records, sizes, retry_failed=retry_failed, owned=self.owned)
+        resume = compare(
+            reqs,
+            self.records,
+            sizes,
+            retry_failed=retry_failed,
+            owned=self.owned,
+            keep_others=keep_others,
+        )
         if resume.foreign:
             raise RunFolderError(foreign_problems(self.root, resume.foreign))
         for temp in temps:
             temp.unlink(missing_ok=True)
         (self.root / PARTS).mkdir(exist_ok=True)
+        self.owned = True
         self._carry_out(resume)
         return resume
 
     def merge(self, reqs: Sequence[Req]) -> dict[str, Record]:
         """Merge the parts into manifest.jsonl, in job order, when all writers have ended."""
         self.records = merge(self.root, {req.id: req.index for req in reqs})
+        # A killed worker's ffmpeg may have finished its temporary file after `reconcile`.
+        for temp in _scan(self.root, reqs, self.records)[1]:
+            temp.unlink(missing_ok=True)
         return self.records
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:

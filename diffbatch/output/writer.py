@@ -6,7 +6,6 @@ name is always a complete file, and a record always has its file.
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import threading
@@ -18,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from diffbatch.errors import DiffbatchError, ReqError, WorkerError
+from diffbatch.log import get_logger
 from diffbatch.output.atomic import file_sha256, sync_file, sync_folder
 from diffbatch.output.embed import embedded
 from diffbatch.output.formats import suffix_of
@@ -29,7 +29,7 @@ from diffbatch.req import OutputBatch, Record, Req
 if TYPE_CHECKING:
     from diffbatch.req import Frames
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # So many saves failing one after the other mean that the folder is at fault: stop making pictures.
 MAX_FAILURES_IN_A_ROW = 5
@@ -87,7 +87,8 @@ class OutputWriter:
         except (DiffbatchError, OSError) as own:
             if error is None:
                 raise
-            logger.error("while closing after another error: %s", own)
+            if own is not error:
+                logger.error("while closing after another error: %s", own)
 
     def put(self, batch: OutputBatch, write: Collection[str] | None = None) -> None:
         """Queue a micro-batch; waits while `max_queued` are ahead of it.
@@ -134,7 +135,8 @@ class OutputWriter:
             if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
                 raise WorkerError(
                     f"{self._failures_in_a_row} outputs in a row could not be saved in "
-                    f"{self._config.root}: {record.error}"
+                    f"{self._config.root} ({record.error}); mend that and run again: "
+                    "what is done stays done"
                 )
 
     def _save(self, req: Req, frames: Frames, batch: OutputBatch) -> Record:
