@@ -71,7 +71,7 @@ def _command(path: Path, tags: Path, suffix: str, fps: int, size: tuple[int, ...
 
 
 def _run_ffmpeg(command: list[str], frames: Frames, suffix: str) -> None:
-    """In a session of its own, so that Ctrl-C lets the file in progress be finished."""
+    """Apart from the terminal, so that Ctrl-C lets the file in progress be finished."""
     try:
         result = subprocess.run(
             command,

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -96,6 +97,8 @@ class OutputWriter:
         `write` limits it to these ids: Reqs that only ran along are not saved again.
         """
         self._raise_error()
+        if self._closed:
+            raise RuntimeError("this writer is closed")
         self._queue.put((batch, write))
 
     def close(self) -> None:
@@ -153,7 +156,8 @@ class OutputWriter:
             self._tell_once(req, reason)
             record = self._failed(req, f"{NOT_SAVED}{reason}", batch)
         finally:
-            temp.unlink(missing_ok=True)
+            with suppress(OSError):
+                temp.unlink(missing_ok=True)
         self._append(record)
         return record
 

@@ -304,6 +304,7 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("x")
     with pytest.raises(RunFolderError, match=r"cannot use .*run as run folder"):
         RunFolder(tmp_path / "run")
+    assert (tmp_path / "run").read_text() == "x"
     (tmp_path / "sub").write_text("x")
     with RunFolder(tmp_path) as folder, pytest.raises(RunFolderError, match="need a folder here"):
         folder.reconcile([make_req(file="sub/a.png")])
