@@ -11,11 +11,14 @@ from pathlib import Path
 def write_atomic(path: Path, chunks: Iterable[bytes]) -> None:
     """Replace `path` by these bytes: temporary name, fsync, rename, fsync of the folder."""
     temp = path.with_name(f".{path.name}.new")
-    with temp.open("wb", buffering=1 << 20) as file:
-        file.writelines(chunks)
-        file.flush()
-        os.fsync(file.fileno())
-    temp.replace(path)
+    try:
+        with temp.open("wb", buffering=1 << 20) as file:
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(file.fileno())
+        temp.replace(path)
+    finally:
+        temp.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -58,10 +59,8 @@ class RunFolder:
         # A link is followed: a fresh start moves the folder itself, not the link to it.
         self.root = path.resolve()
         self.moved_aside: Path | None = None
-        try:
+        with _folder_errors(path):
             self._open(command, fresh, wait_s)
-        except OSError as error:
-            raise RunFolderError(f"cannot use {path} as run folder: {error.strerror}") from error
 
     def _open(self, command: str, fresh: bool, wait_s: float) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -94,26 +93,41 @@ class RunFolder:
         """Let the folder go."""
         self._lock.release()
 
-    def reconcile(self, reqs: Sequence[Req], *, retry_failed: bool = False) -> Resume:
+    def reconcile(
+        self, reqs: Sequence[Req], *, retry_failed: bool = False, keep_others: bool = False
+    ) -> Resume:
         """Bring the folder in line with `reqs`, which is the whole job, and say what is to do.
 
         Files of ours are renamed or retired, the manifest holds what is true now, left-over
-        temporaries are gone. Refuses to touch a file that is not ours. Takes place before any
-        writer starts.
+        temporaries are gone. Refuses to touch a file that is not ours. Only while no writer lives.
+        `keep_others`: `reqs` is not the whole job, but one more call into the same folder.
         """
         sizes, temps = _scan(self.root, reqs, self.records)
-        resume = compare(reqs, self.records, sizes, retry_failed=retry_failed, owned=self.owned)
+        resume = compare(
+            reqs,
+            self.records,
+            sizes,
+            retry_failed=retry_failed,
+            owned=self.owned,
+            keep_others=keep_others,
+        )
         if resume.foreign:
             raise RunFolderError(foreign_problems(self.root, resume.foreign))
-        for temp in temps:
-            temp.unlink(missing_ok=True)
-        (self.root / PARTS).mkdir(exist_ok=True)
-        self._carry_out(resume)
+        with _folder_errors(self.root):
+            for temp in temps:
+                temp.unlink(missing_ok=True)
+            (self.root / PARTS).mkdir(exist_ok=True)
+            self.owned = True
+            self._carry_out(resume)
         return resume
 
     def merge(self, reqs: Sequence[Req]) -> dict[str, Record]:
         """Merge the parts into manifest.jsonl, in job order, when all writers have ended."""
-        self.records = merge(self.root, {req.id: req.index for req in reqs})
+        with _folder_errors(self.root):
+            self.records = merge(self.root, {req.id: req.index for req in reqs})
+            # A killed worker's ffmpeg may have finished its temporary file after `reconcile`.
+            for temp in _scan(self.root, reqs, self.records)[1]:
+                temp.unlink(missing_ok=True)
         return self.records
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
@@ -159,13 +173,15 @@ class RunFolder:
     def _retired_names(self, files: Sequence[str]) -> dict[str, str]:
         """A free name below `retired/` for each file."""
         names: dict[str, str] = {}
+        taken: set[str] = set()
         for file in files:
             stem, dot, suffix = file.rpartition(".")
             candidate, number = f"{RETIRED}/{file}", 0
-            while candidate in names.values() or (self.root / candidate).exists():
+            while candidate in taken or (self.root / candidate).exists():
                 number += 1
                 candidate = f"{RETIRED}/{stem}.{number}{dot}{suffix}"
             names[file] = candidate
+            taken.add(candidate)
         return names
 
 
@@ -190,6 +206,16 @@ def foreign_problems(root: Path, files: Sequence[str]) -> list[Problem]:
     if len(files) > _MAX_LISTED:
         problems.append(Problem(str(root), f"and {len(files) - _MAX_LISTED} more such files"))
     return problems
+
+
+@contextmanager
+def _folder_errors(path: Path) -> Iterator[None]:
+    """A folder that cannot be read or written is the user's to mend: a message, no traceback."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+        raise RunFolderError(f"cannot use {path} as run folder: {reason}") from error
 
 
 def _take_in_parts(root: Path) -> None:

@@ -10,8 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from diffbatch.errors import RunFolderError
+from diffbatch.log import get_logger
 from diffbatch.output.layout import LOCK, PARTS
 from diffbatch.output.part import try_lock
+
+logger = get_logger(__name__)
 
 _POLL_S = 0.2
 
@@ -53,6 +56,7 @@ def wait_for_writers(root: Path, limit_s: float) -> None:
     The workers of a killed run may live some seconds longer than the process that held the lock.
     """
     deadline = time.monotonic() + limit_s
+    told = False
     for part in sorted((root / PARTS).glob("*.jsonl")):
         while _is_held(part):
             if time.monotonic() > deadline:
@@ -60,6 +64,9 @@ def wait_for_writers(root: Path, limit_s: float) -> None:
                     f"{root} is still written to by a worker of an earlier run (it holds {part}); "
                     "end that process or choose another output"
                 )
+            if not told:
+                logger.warning("waiting for the last workers of an earlier run in %s to end", root)
+                told = True
             time.sleep(_POLL_S)
 
 

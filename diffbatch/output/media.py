@@ -55,9 +55,11 @@ def write_media(path: Path, frames_FHWC: Frames, meta: Embedded, fps: int | None
 
 
 def write_npy(path: Path, array: Frames) -> None:
-    """The array as numpy's own file."""
+    """The array as numpy's own file; `np.save` would lose the reason when a disk is full."""
+    array = np.ascontiguousarray(array)
     with path.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.data)
 
 
 def check_whole(path: Path) -> None:

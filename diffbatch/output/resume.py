@@ -36,13 +36,15 @@ def compare(
     *,
     retry_failed: bool = False,
     owned: bool = True,
+    keep_others: bool = False,
 ) -> Resume:
     """Compare the whole job with its past.
 
     `sizes`: the files that are there, relative path -> bytes. A Req is done when its latest record
     is ok and the recorded file has the recorded size. `owned`: an earlier run left its state here,
     so a file under an output's name that no record knows was left by it and is set aside;
-    otherwise such a file is the user's: `foreign`.
+    otherwise such a file is the user's: `foreign`. `keep_others`: `reqs` is not the whole job, so
+    what else was made stays, unless a Req now takes its file name.
     """
     named = Counter(record.file for record in records.values() if record.status == "ok")
     done: dict[str, Record] = {}
@@ -60,7 +62,8 @@ def compare(
             done[req.id] = record
         else:
             pending.add(req.id)
-    in_use = {record.file for record in done.values()}
+    others = _others(reqs, records, sizes) if keep_others else []
+    in_use = {record.file for record in (*done.values(), *others)}
     stale = [
         record
         for record in records.values()
@@ -80,7 +83,7 @@ def compare(
         ),
         retire=tuple(sorted(retire | strangers if owned else retire)),
         foreign=() if owned else tuple(sorted(strangers)),
-        records=tuple(_named_as(kept[req.id], req) for req in reqs if req.id in kept),
+        records=(*(_named_as(kept[req.id], req) for req in reqs if req.id in kept), *others),
         retired_records=tuple(stale),
     )
 
@@ -103,6 +106,21 @@ def select(
         if not patterns or any(_matches(text, p) for text in texts for p in patterns):
             chosen.append(req.id)
     return frozenset(chosen)
+
+
+def _others(
+    reqs: Sequence[Req], records: Mapping[str, Record], sizes: Mapping[str, int]
+) -> list[Record]:
+    """The records of other Reqs that are still true and whose file names are not asked for now."""
+    ids = {req.id for req in reqs}
+    targets = {req.file for req in reqs}
+    return [
+        record
+        for record in records.values()
+        if record.id not in ids
+        and record.file not in targets
+        and (record.status == "failed" or record.file in sizes)
+    ]
 
 
 def _is_there(record: Record, req: Req, sizes: Mapping[str, int]) -> bool:

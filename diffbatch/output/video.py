@@ -71,16 +71,19 @@ def _command(path: Path, tags: Path, suffix: str, fps: int, size: tuple[int, ...
 
 
 def _run_ffmpeg(command: list[str], frames: Frames, suffix: str) -> None:
-    """In a session of its own, so that Ctrl-C lets the file in progress be finished."""
-    result = subprocess.run(
-        command,
-        input=frames.data.cast("B"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+    """Apart from the terminal, so that Ctrl-C lets the file in progress be finished."""
+    try:
+        result = subprocess.run(
+            command,
+            input=frames.data.cast("B"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise OSError(errno.ETIMEDOUT, f"ffmpeg took more than {_TIMEOUT_S} s") from error
     if result.returncode == 0:
         return
     said = result.stderr.decode(errors="replace").strip()

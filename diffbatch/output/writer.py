@@ -6,18 +6,19 @@ name is always a complete file, and a record always has its file.
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from diffbatch.errors import DiffbatchError, ReqError, WorkerError
+from diffbatch.log import get_logger
 from diffbatch.output.atomic import file_sha256, sync_file, sync_folder
 from diffbatch.output.embed import embedded
 from diffbatch.output.formats import suffix_of
@@ -29,7 +30,7 @@ from diffbatch.req import OutputBatch, Record, Req
 if TYPE_CHECKING:
     from diffbatch.req import Frames
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # So many saves failing one after the other mean that the folder is at fault: stop making pictures.
 MAX_FAILURES_IN_A_ROW = 5
@@ -93,7 +94,8 @@ class OutputWriter:
         except (DiffbatchError, OSError) as own:
             if error is None:
                 raise
-            logger.error("while closing after another error: %s", own)
+            if own is not error:
+                logger.error("while closing after another error: %s", own)
 
     def put(
         self, batch: OutputBatch, write: Collection[str] | None = None, keep_frames: bool = False
@@ -104,6 +106,8 @@ class OutputWriter:
         `keep_frames` also saves frames/<id>.npy for each.
         """
         self._raise_error()
+        if self._closed:
+            raise RuntimeError("this writer is closed")
         self._queue.put(_Item(batch, write, keep_frames))
 
     def close(self) -> None:
@@ -144,7 +148,8 @@ class OutputWriter:
             if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
                 raise WorkerError(
                     f"{self._failures_in_a_row} outputs in a row could not be saved in "
-                    f"{self._config.root}: {record.error}"
+                    f"{self._config.root} ({record.error}); mend that and run again: "
+                    "what is done stays done"
                 )
 
     def _save(self, req: Req, frames: Frames, item: _Item) -> Record:
@@ -161,7 +166,8 @@ class OutputWriter:
             self._tell_once(req, reason)
             record = self._failed(req, f"{NOT_SAVED}{reason}", item.batch)
         finally:
-            temp.unlink(missing_ok=True)
+            with suppress(OSError):
+                temp.unlink(missing_ok=True)
         self._append(record)
         return record
 

@@ -41,11 +41,11 @@ class GPUWorker:
         self._work_ended = False
         self._busy_s = 0.0
         self._last_step_event_s = 0.0
-        self._stop_asked = False
+        self.terminated = False
 
-    def ask_to_stop(self) -> None:
+    def terminate(self) -> None:
         """Stop before the next step. Safe to call from a signal handler."""
-        self._stop_asked = True
+        self.terminated = True
 
     def run(self) -> None:
         """Work until the queue ends; then close the sink and say goodbye on the board.
@@ -53,7 +53,7 @@ class GPUWorker:
         When told to stop, what is in flight is dropped: it is made again by the next run.
         """
         begin_s = time.perf_counter()
-        while not (self._stop_asked or self._board.stopped):
+        while not (self.terminated or self._board.stopped):
             self._fill()
             if self._work_ended and not self._executor.num_in_flight:
                 self._step()  # hands on what failed while it was admitted

@@ -80,7 +80,7 @@ def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
     if link is not None:
         thread = Scheduler(link, board.clone(), spec.replicas).start()
     try:
-        _serve(spec, env, board)
+        terminated = _serve(spec, env, board)
     except BaseException as error:
         _log.exception("rank %d ends with an error", env.rank)
         user_error = isinstance(error, DiffbatchError)
@@ -91,14 +91,16 @@ def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
         time.sleep(_FAREWELL_S)
         raise
     if thread is not None:
-        thread.join()
+        # Terminated by torchrun, other leaders may be gone without a word: do not wait for them.
+        thread.join(_FAREWELL_S if terminated else None)
 
 
 def _exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, DiffbatchError) else DiffbatchError.exit_code
 
 
-def _serve(spec: WorkerSpec, env: RankEnv, board: Board) -> None:
+def _serve(spec: WorkerSpec, env: RankEnv, board: Board) -> bool:
+    """Load the model and work; returns whether a signal ended it."""
     from diffbatch.models.loading import LoadSpec, load_pipeline
     from diffbatch.output.writer import OutputWriter, WriterConfig
     from diffbatch.pipeline.composed import ComposedPipeline
@@ -130,9 +132,10 @@ def _serve(spec: WorkerSpec, env: RankEnv, board: Board) -> None:
         replica=replica,
         in_flight=spec.in_flight,
     )
-    _on_sigterm(worker.ask_to_stop)
+    _on_sigterm(worker.terminate)
     board.post({"event": "ready", "replica": replica, "device": _describe(device)})
     worker.run()
+    return worker.terminated
 
 
 def _record_poster(board: Board, replica: int) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from job_kit import make, wrong
 
 from diffbatch.errors import JobError
 from diffbatch.job.load import load_job
+from tests.unit.job_kit import make, wrong
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import typer
-from job_kit import make
 from typer.testing import CliRunner
 
 from diffbatch.cli.init import init
 from diffbatch.cli.schema import schema
 from diffbatch.errors import JobError
 from diffbatch.job.load import load_job
+from tests.unit.job_kit import make
 
 app = typer.Typer()
 app.command()(init)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from job_kit import MODEL_DEFAULTS, make, wrong
 
 from diffbatch.job.products import prompts_of
 from diffbatch.job.spec import Params
 from diffbatch.req import PARAM_NAMES, SamplingParams
+from tests.unit.job_kit import MODEL_DEFAULTS, make, wrong
 
 ROOT = Path(__file__).parents[2]
 

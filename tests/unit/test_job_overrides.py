@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from job_kit import make, wrong
 
 from diffbatch.errors import JobError
 from diffbatch.job.load import Job, load_job, load_prompts
 from diffbatch.job.overrides import CommandLine
 from diffbatch.job.spec import PromptEntry, SchedulerSpec
+from tests.unit.job_kit import make, wrong
 
 TEXT = """\
 model: demo

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_kit import make, wrong
 
 from diffbatch.errors import JobError
 from diffbatch.job.sources.read import FORMATS, read_txt_stream
 from diffbatch.job.spec import SourceFormat
+from tests.unit.job_kit import make, wrong
 
 # Each prompt file below holds exactly these.
 TRICKY = [
