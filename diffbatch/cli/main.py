@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 
 import typer
 
+from diffbatch.cli.init import init
 from diffbatch.cli.plan import plan
 from diffbatch.cli.run import run
+from diffbatch.cli.schema import schema
 
 app = typer.Typer(
     name="diffbatch",
@@ -20,6 +23,8 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(plan)
+app.command()(init)
+app.command()(schema)
 
 
 def main() -> None:
@@ -40,7 +45,13 @@ def main() -> None:
 
 
 def _speak_utf8() -> None:
-    """Print any prompt in any locale: cron and containers often have an ASCII one."""
+    """Print any prompt and open any file in any locale: cron and containers often have ASCII.
+
+    The codec of file names is fixed when Python starts, so an ASCII one means to start again.
+    """
+    if sys.getfilesystemencoding() == "ascii":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "diffbatch", *sys.argv[1:]])
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 JobFile = Annotated[
-    Path | None, typer.Argument(metavar="[JOB]", help="Job file. Leave it out with --prompt.")
+    Path | None, typer.Argument(metavar="JOB", help="Job file. Leave it out with --prompt.")
 ]
 Prompts = Annotated[
-    list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be given again.")
+    list[str] | None,
+    typer.Option(
+        "--prompt", "-p", help="A prompt; may be given again. - reads one per line from stdin."
+    ),
 ]
 Model = Annotated[
     str | None, typer.Option("--model", "-m", help="demo, a model folder, or a hub id.")
@@ -51,7 +55,16 @@ def job_keys(model: str | None, output: Path | None, replicas: str | None) -> di
     return keys
 
 
-def need_job(job: Path | None, prompts: list[str] | None) -> None:
-    """Exactly one of a job file and prompts is due."""
+def read_prompts(job: Path | None, prompts: list[str] | None) -> list[str]:
+    """The prompts of the command line, `-` replaced by the lines of stdin.
+
+    Exactly one of a job file and prompts is due.
+    """
     if (job is None) == (not prompts):
         raise typer.BadParameter("give a job file, or prompts with --prompt")
+    from diffbatch.job.sources.read import read_txt_stream
+
+    found: list[str] = []
+    for prompt in prompts or ():
+        found += read_txt_stream(sys.stdin.buffer, "stdin") if prompt == "-" else [prompt]
+    return found

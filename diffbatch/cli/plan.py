@@ -29,9 +29,9 @@ def plan(
     from diffbatch.launch.plan import make_plan
     from diffbatch.launch.prepare import prepare
 
-    o.need_job(job, prompt)
+    prompts = o.read_prompts(job, prompt)
     keys = o.job_keys(model, output, replicas)
-    prepared = prepare(job, prompt or (), CommandLine(sets=set_ or (), keys=keys))
+    prepared = prepare(job, prompts, CommandLine(sets=set_ or (), keys=keys))
     found = make_plan(prepared)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))

@@ -59,7 +59,7 @@ def run(
     from diffbatch.launch.prepare import prepare
     from diffbatch.launch.run import RunChoices, run_job
 
-    o.need_job(job, prompt)
+    prompts = o.read_prompts(job, prompt)
     params = {
         "height": height,
         "width": width,
@@ -83,6 +83,6 @@ def run(
         as_json=as_json,
         quiet=quiet,
     )
-    prepared = prepare(job, prompt or (), command_line)
+    prepared = prepare(job, prompts, command_line)
     act = run_inside if inside_torchrun() else run_job
     raise typer.Exit(act(prepared, choices, Console()))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from diffbatch.errors import PlanError, Problem
+from diffbatch.errors import JobError, PlanError, Problem
 from diffbatch.job.expand import expand
 from diffbatch.job.load import Job, load_job, load_prompts
 from diffbatch.job.overrides import CommandLine
@@ -16,6 +16,7 @@ from diffbatch.job.spec import SchedulerSpec
 from diffbatch.models.folder import read_model
 from diffbatch.models.resolve import resolve_model
 from diffbatch.output.formats import check_size
+from diffbatch.output.layout import is_reserved
 from diffbatch.plan.checks import effective, param_problems, without_effect
 from diffbatch.plan.facts import ModelFacts, model_key
 from diffbatch.req import Req, SamplingParams
@@ -44,7 +45,7 @@ class Prepared:
         key = model_key(
             self.facts, dtype=spec.dtype, scheduler=scheduler, batch_size=spec.batch_size
         )
-        return expand(
+        requests = expand(
             self.job,
             model_key=key,
             model_defaults=self.facts.defaults,
@@ -52,6 +53,14 @@ class Prepared:
             check=self._check,
             effective=self._effective,
         )
+        for req in requests:
+            if is_reserved(req.file):
+                raise JobError(
+                    f"an output would be called {req.file}, a name that the run folder needs for "
+                    "itself; change the name template",
+                    place="name",
+                )
+            yield req
 
     def _effective(self, params: SamplingParams) -> SamplingParams:
         # A model's own default that has no effect (fps of a picture) is nobody's mistake.

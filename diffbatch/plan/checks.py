@@ -25,12 +25,19 @@ def without_effect(params: SamplingParams, facts: ModelFacts) -> list[str]:
         ignored.add("fps")
     if num_branches(params, facts) == 1:  # a negative prompt is the second branch's text
         ignored |= {"negative_prompt", "guidance_scale_2"}
+    if params.num_frames == 1 and facts.modality == "image":
+        ignored.discard("num_frames")  # true of every picture, so nothing is ignored
     return sorted(name for name in ignored if getattr(params, name) is not None)
 
 
 def effective(params: SamplingParams, facts: ModelFacts) -> SamplingParams:
     """`params` without what has no effect, so that it changes no id and costs no new picture."""
-    return replace(params, **dict.fromkeys(without_effect(params, facts)))
+    same: dict[str, None] = dict.fromkeys(without_effect(params, facts))
+    if facts.modality == "image":
+        same["num_frames"] = None
+    if not params.negative_prompt:
+        same["negative_prompt"] = None
+    return replace(params, **same)
 
 
 def _size_problems(params: SamplingParams, facts: ModelFacts) -> Iterator[str]:
