@@ -1,7 +1,7 @@
 """The nouns that travel down the data path: what is asked for, and what comes out.
 
-Plain frozen data, no torch. `job/` makes `Req`s, `plan/` groups them into `MicroBatch`es, `pipeline/`
-turns a micro-batch into an `OutputBatch`, `output/` writes it.
+Plain frozen data, no torch. `job/` makes `Req`s, `plan/` groups them into `MicroBatch`es,
+`pipeline/` turns a micro-batch into an `OutputBatch`, `output/` writes it.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class MicroBatch:
     reqs: tuple[Req, ...]
     write: frozenset[str]
     cost: float = 0.0  # branches x steps x tokens, arbitrary unit
+    keep_frames: bool = False  # also save each output's raw frames, for a caller that wants them
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready form; `micro_batch_from_dict` reads it back."""
@@ -111,13 +112,14 @@ class MicroBatch:
             "reqs": [req.as_dict() for req in self.reqs],
             "write": sorted(self.write),
             "cost": self.cost,
+            "keep_frames": self.keep_frames,
         }
 
 
 def micro_batch_from_dict(data: dict[str, Any]) -> MicroBatch:
     """The inverse of `MicroBatch.as_dict`."""
     reqs = tuple(req_from_dict(req) for req in data["reqs"])
-    return MicroBatch(reqs=reqs, write=frozenset(data["write"]), cost=data["cost"])
+    return MicroBatch(**{**data, "reqs": reqs, "write": frozenset(data["write"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,57 @@
+"""The `diffbatch` command. Each command imports what it needs when it runs: --help stays fast."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import typer
+
+from diffbatch.cli.init import init
+from diffbatch.cli.plan import plan
+from diffbatch.cli.run import run
+from diffbatch.cli.schema import schema
+
+app = typer.Typer(
+    name="diffbatch",
+    help="A list of prompts and some GPUs in, finished pictures and clips out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(run)
+app.command()(plan)
+app.command()(init)
+app.command()(schema)
+
+
+def main() -> None:
+    """Entry point. The one place where errors become messages and exit codes."""
+    from diffbatch.errors import EXIT_INTERNAL, DiffbatchError
+
+    _speak_utf8()
+    try:
+        app()
+    except DiffbatchError as error:
+        for problem in error.problems:
+            sys.stderr.write(f"diffbatch: {problem}\n")
+        sys.exit(error.exit_code)
+    except Exception:  # noqa: BLE001 the command boundary
+        traceback.print_exc()
+        sys.stderr.write("diffbatch: internal error, see above\n")
+        sys.exit(EXIT_INTERNAL)
+
+
+def _speak_utf8() -> None:
+    """Print any prompt and open any file in any locale: cron and containers often have ASCII.
+
+    The codec of file names is fixed when Python starts, so an ASCII one means to start again.
+    """
+    if sys.getfilesystemencoding() == "ascii":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "diffbatch", *sys.argv[1:]])
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")

@@ -1,0 +1,70 @@
+"""Options that several commands share, and what they amount to."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+JobFile = Annotated[
+    Path | None, typer.Argument(metavar="JOB", help="Job file. Leave it out with --prompt.")
+]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompt", "-p", help="A prompt; may be given again. - reads one per line from stdin."
+    ),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="demo, a model folder, or a hub id.")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Run folder.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override any key: --set defaults.num_inference_steps=4"),
+]
+Replicas = Annotated[
+    str | None, typer.Option(help="Copies of the model side by side: a number or auto.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
+Height = Annotated[int | None, typer.Option(help="Pixels; beats every entry.")]
+Width = Annotated[int | None, typer.Option(help="Pixels; beats every entry.")]
+NumFrames = Annotated[int | None, typer.Option(help="Frames; 1 is a picture. Beats every entry.")]
+Steps = Annotated[
+    int | None, typer.Option("--num-inference-steps", help="Denoising steps; beats every entry.")
+]
+Guidance = Annotated[float | None, typer.Option("--guidance-scale", help="Beats every entry.")]
+Negative = Annotated[str | None, typer.Option("--negative-prompt", help="Beats every entry.")]
+Seed = Annotated[int | None, typer.Option(help="Beats every entry.")]
+NumOutputs = Annotated[
+    int | None, typer.Option("--num-outputs-per-prompt", help="Seeds seed .. seed+n-1.")
+]
+
+
+def job_keys(model: str | None, output: Path | None, replicas: str | None) -> dict[str, Any]:
+    """The job file's keys that these options set, by dotted path."""
+    keys: dict[str, Any] = {}
+    if model is not None:
+        keys["model"] = model
+    if output is not None:
+        keys["output"] = str(output)
+    if replicas is not None:
+        keys["parallel.replicas"] = int(replicas) if replicas.isdecimal() else replicas
+    return keys
+
+
+def read_prompts(job: Path | None, prompts: list[str] | None) -> list[str]:
+    """The prompts of the command line, `-` replaced by the lines of stdin.
+
+    Exactly one of a job file and prompts is due.
+    """
+    if (job is None) == (not prompts):
+        raise typer.BadParameter("give a job file, or prompts with --prompt")
+    from diffbatch.job.sources.read import read_txt_stream
+
+    found: list[str] = []
+    for prompt in prompts or ():
+        found += read_txt_stream(sys.stdin.buffer, "stdin") if prompt == "-" else [prompt]
+    return found

@@ -1,0 +1,93 @@
+"""`diffbatch plan`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from diffbatch.cli import options as o
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def plan(
+    job: o.JobFile = None,
+    prompt: o.Prompts = None,
+    model: o.Model = None,
+    output: o.Output = None,
+    set_: o.Sets = None,
+    replicas: o.Replicas = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Show what a run would do: requests, names, batches, layout, weights. Starts nothing."""
+    from rich.console import Console
+
+    from diffbatch.job.overrides import CommandLine
+    from diffbatch.launch.plan import make_plan
+    from diffbatch.launch.prepare import prepare
+
+    prompts = o.read_prompts(job, prompt)
+    keys = o.job_keys(model, output, replicas)
+    prepared = prepare(job, prompts, CommandLine(sets=set_ or (), keys=keys))
+    found = make_plan(prepared)
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+    else:
+        _show(found, Console())
+
+
+def _show(found: dict[str, Any], console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    def table(title: str, *columns: str) -> Table:
+        made = Table(*columns, title=title, title_justify="left", title_style="bold", box=None)
+        return made
+
+    model = found["model"]
+    console.print(
+        Text(
+            f"{found['requests']} requests ({found['duplicates']} repeated), "
+            f"{found['micro_batches']} micro-batches of up to {found['batch_size']} "
+            f"-> {found['output']}"
+        )
+    )
+    if found["ignored"]:
+        names = ", ".join(found["ignored"])
+        console.print(Text(f"without effect here ({model['class']}): {names}"))
+    if resume := found["resume"]:
+        console.print(
+            Text(f"{resume['done']} done, {resume['failed']} failed, {resume['pending']} to make")
+        )
+    first = table("First requests", "index", "seed", "file", "prompt")
+    for req in found["first"]:
+        first.add_row(
+            str(req["index"]), str(req["seed"]), Text(req["file"]), Text(_short(req["prompt"]))
+        )
+    console.print(first)
+    shapes = table("Micro-batches", "number", "branches", "tokens", "parameters")
+    for shape in found["shapes"]:
+        params = ", ".join(f"{name} {value}" for name, value in shape["params"].items())
+        shapes.add_row(
+            str(shape["micro_batches"]), str(shape["branches"]), str(shape["tokens"]), Text(params)
+        )
+    console.print(shapes)
+    weights = table(f"Weights of {model['name']} ({model['class']})", "component", "class", "MB")
+    for component in model["components"]:
+        if component["weight_bytes"]:
+            size = f"{component['weight_bytes'] / 1e6:.1f}"
+            weights.add_row(component["name"], component["class"], size)
+    weights.add_row("total", "", f"{model['weight_bytes'] / 1e6:.1f}")
+    console.print(weights)
+    layout = table(f"Layout: {found['layout']['replicas']} replicas", "rank", "replica", "device")
+    for rank in found["layout"]["ranks"]:
+        layout.add_row(str(rank["rank"]), str(rank["replica"]), rank["device"])
+    console.print(layout)
+
+
+def _short(text: str, limit: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"

@@ -1,0 +1,1 @@
+"""Prompt files as streams of rows: one reader per kind of format."""

@@ -1,0 +1,73 @@
+"""`diffbatch run` inside an existing torchrun: every rank takes its place, nothing is launched."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from diffbatch.errors import EXIT_OK, PlanError
+from diffbatch.launch.feed import Feed
+from diffbatch.launch.prepare import Prepared
+from diffbatch.launch.run import RunChoices, carry_out, worker_spec
+from diffbatch.req import MicroBatch
+from diffbatch.worker.link import Message, QueueLink, queue_link_pair
+
+_TURN_S = 0.2
+_OVER: Message = {"event": "over"}  # from the main thread: the workers have left
+
+
+def inside_torchrun() -> bool:
+    """Whether torchrun (or a launcher like it) started this process as one rank of several."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
+def run_inside(prepared: Prepared, choices: RunChoices, console: Console) -> int:
+    """Serve as one rank; rank 0 is the client too. Returns the exit code, which rank 0 decides."""
+    from diffbatch.worker.main import RankEnv, work
+
+    env = RankEnv.read()
+    asked = prepared.job.spec.parallel.replicas
+    if asked != "auto" and int(asked) != env.world_size:
+        raise PlanError(
+            f"replicas {asked} in a launch of {env.world_size} processes; leave replicas out or "
+            f"start {asked} processes",
+            place="parallel.replicas",
+        )
+    spec = worker_spec(prepared, env.world_size, choices.threads)
+    if env.rank != 0:
+        work(spec, env, None)
+        return EXIT_OK
+
+    def lead(batches: Sequence[MicroBatch], note: Callable[[Message], None]) -> str | None:
+        mine, theirs = queue_link_pair()
+        client = threading.Thread(target=_feed, args=(mine, batches, note), name="client")
+        client.start()
+        try:
+            work(spec, env, theirs)
+        finally:
+            mine.inbox.put(_OVER)
+            client.join()
+        return None
+
+    return carry_out(prepared, choices, console, lead)
+
+
+def _feed(link: QueueLink, batches: Sequence[MicroBatch], note: Callable[[Message], None]) -> None:
+    """The client's loop, in a thread of rank 0: submit, listen, and close when all is recorded."""
+    feed, closed = Feed(batches), False
+    while True:
+        feed.submit(link.send)
+        if feed.done and not closed:
+            link.send({"op": "close"})
+            closed = True
+        event = link.receive(_TURN_S)
+        if event is None:
+            continue
+        if event is _OVER:
+            return
+        if event["event"] == "record":
+            feed.recorded(event["record"]["id"])
+        note(event)

@@ -1,0 +1,120 @@
+"""`diffbatch plan`: what a run would do, without doing it. Streams through any number of rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from diffbatch.launch.devices import auto_replicas, num_gpus
+from diffbatch.launch.prepare import Prepared
+from diffbatch.output.folder import look
+from diffbatch.output.layout import is_run_folder
+from diffbatch.plan.batches import micro_batches, num_branches, num_tokens
+from diffbatch.req import Req, SamplingParams
+
+NUM_FIRST = 5  # requests shown in full
+_NUM_SHAPES = 10  # distinct shapes shown
+
+
+def make_plan(prepared: Prepared) -> dict[str, Any]:
+    """The plan as JSON-ready data. Raises JobError or PlanError like a run would."""
+    counter = _Counter()
+    batches, cost = 0, 0.0
+    shapes: Counter[SamplingParams] = Counter()
+    reqs = counter.watch(prepared.reqs())
+    for batch, batch_cost in micro_batches(reqs, prepared.batch_size, prepared.facts):
+        batches += 1
+        cost += batch_cost
+        shapes[batch[0].params] += 1
+    return {
+        "job": str(prepared.job.path) if prepared.job.path else None,
+        "output": str(prepared.job.output),
+        "model": _model(prepared),
+        "requests": counter.num,
+        "ignored": sorted(prepared.ignored),
+        "duplicates": counter.num_duplicates,
+        "first": counter.first,
+        "batch_size": prepared.batch_size,
+        "micro_batches": batches,
+        "cost": cost,
+        "shapes": _shapes(prepared, shapes),
+        "layout": _layout(prepared, batches),
+        "resume": _resume(prepared),
+    }
+
+
+class _Counter:
+    """Looks at a stream of Reqs as it passes."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.num_duplicates = 0
+        self.first: list[dict[str, Any]] = []
+
+    def watch(self, reqs: Iterator[Req]) -> Iterator[Req]:
+        for req in reqs:
+            self.num += 1
+            self.num_duplicates += "-" in req.id  # an equal request came before it
+            if len(self.first) < NUM_FIRST:
+                self.first.append(req.as_dict())
+            yield req
+
+
+def _model(prepared: Prepared) -> dict[str, Any]:
+    facts = prepared.facts
+    return {
+        "name": facts.label,
+        "class": facts.class_name,
+        "fingerprint": facts.fingerprint,
+        "weight_bytes": facts.weight_bytes,
+        "components": [
+            {
+                "name": component.name,
+                "class": component.class_name,
+                "weight_bytes": component.weight_bytes,
+                "num_params": component.num_params,
+                "dtypes": list(component.dtypes),
+            }
+            for component in facts.components
+        ],
+    }
+
+
+def _shapes(prepared: Prepared, shapes: Counter[SamplingParams]) -> list[dict[str, Any]]:
+    """The most frequent kinds of micro-batch: parameters, branches, tokens, how many."""
+    return [
+        {
+            "params": params.as_dict(),
+            "branches": num_branches(params, prepared.facts),
+            "tokens": num_tokens(params, prepared.facts),
+            "micro_batches": count,
+        }
+        for params, count in shapes.most_common(_NUM_SHAPES)
+    ]
+
+
+def _layout(prepared: Prepared, num_batches: int) -> dict[str, Any]:
+    asked = prepared.job.spec.parallel.replicas
+    replicas = auto_replicas(prepared.facts, num_batches) if asked == "auto" else int(asked)
+    device = "cuda" if num_gpus() else "cpu"
+    return {
+        "replicas": replicas,
+        "ranks": [
+            {"rank": r, "replica": r, "device": f"cuda:{r}" if device == "cuda" else "cpu"}
+            for r in range(replicas)
+        ],
+    }
+
+
+def _resume(prepared: Prepared) -> dict[str, int] | None:
+    """What of the job is there already; None for a folder that no run has used."""
+    folder = prepared.job.output
+    if not is_run_folder(folder):
+        return None
+    resume = look(folder, list(prepared.reqs()))
+    return {
+        "done": len(resume.done),
+        "failed": len(resume.failed),
+        "pending": len(resume.pending),
+    }

@@ -1,0 +1,128 @@
+"""From what the user typed to checked Reqs and a plan: everything before anything is launched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from diffbatch.errors import JobError, PlanError, Problem
+from diffbatch.job.expand import expand
+from diffbatch.job.load import Job, load_job, load_prompts
+from diffbatch.job.overrides import CommandLine
+from diffbatch.job.spec import SchedulerSpec
+from diffbatch.models.folder import read_model
+from diffbatch.models.resolve import resolve_model
+from diffbatch.output.formats import check_size
+from diffbatch.output.layout import is_reserved
+from diffbatch.plan.checks import effective, param_problems, without_effect
+from diffbatch.plan.facts import ModelFacts, model_key
+from diffbatch.req import Req, SamplingParams
+
+_AXES = ("pp", "cfg", "tp", "ulysses", "ring")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A job whose model is known. `reqs` can be read more than once; each time it expands anew."""
+
+    job: Job
+    facts: ModelFacts
+    scheduler: dict[str, Any]  # {} keeps the folder's own
+    ignored: set[str] = field(default_factory=set)  # parameters without effect, seen by `reqs`
+
+    @property
+    def batch_size(self) -> int:
+        """Reqs per micro-batch."""
+        return self.job.spec.batch_size
+
+    def reqs(self) -> Iterator[Req]:
+        """The job's requests in order. Raises JobError at the end if any of them is wrong."""
+        spec = self.job.spec
+        scheduler = json.dumps(self.scheduler, sort_keys=True) if self.scheduler else ""
+        key = model_key(
+            self.facts, dtype=spec.dtype, scheduler=scheduler, batch_size=spec.batch_size
+        )
+        requests = expand(
+            self.job,
+            model_key=key,
+            model_defaults=self.facts.defaults,
+            modality=self.facts.modality,
+            check=self._check,
+            effective=self._effective,
+        )
+        for req in requests:
+            if is_reserved(req.file):
+                raise JobError(
+                    f"an output would be called {req.file}, a name that the run folder needs for "
+                    "itself; change the name template",
+                    place="name",
+                )
+            yield req
+
+    def _effective(self, params: SamplingParams) -> SamplingParams:
+        # A model's own default that has no effect (fps of a picture) is nobody's mistake.
+        defaults = self.facts.defaults
+        self.ignored.update(
+            name
+            for name in without_effect(params, self.facts)
+            if getattr(params, name) not in ("", defaults.get(name))
+        )
+        return effective(params, self.facts)
+
+    def _check(self, params: SamplingParams) -> list[str]:
+        problems = param_problems(params, self.facts)
+        still = self.facts.modality == "image" or params.num_frames == 1
+        suffix = self.job.spec.format or ("png" if still else "mp4")
+        if params.height is not None and params.width is not None:
+            size_problem = check_size(suffix, params.height, params.width)
+            problems += [size_problem] if size_problem else []
+        return problems
+
+
+def prepare(job_path: Path | None, prompts: Sequence[str], command_line: CommandLine) -> Prepared:
+    """Read and check the job (a file, or prompts alone) and look at its model.
+
+    Raises JobError or PlanError with everything that is wrong.
+    """
+    command_line = _absolute_model(command_line)
+    if job_path is not None:
+        job = load_job(job_path, command_line)
+    else:
+        job = load_prompts(prompts, command_line)
+    _check_parallel(job)
+    spec = job.spec
+    folder = resolve_model(spec.model, base=job.base, revision=spec.revision)
+    facts = read_model(spec.model, folder, variant=spec.variant)
+    return Prepared(job=job, facts=facts, scheduler=_scheduler(spec.scheduler))
+
+
+def _scheduler(choice: str | SchedulerSpec | None) -> dict[str, Any]:
+    if choice is None:
+        return {}
+    return {"name": choice} if isinstance(choice, str) else choice.model_dump()
+
+
+def _absolute_model(command_line: CommandLine) -> CommandLine:
+    """`--model path` is relative to the working folder, `model:` of a job to the job file."""
+    model = command_line.keys.get("model")
+    if model is None or not Path(model).is_dir() or model == "demo":
+        return command_line
+    return replace(command_line, keys={**command_line.keys, "model": str(Path(model).absolute())})
+
+
+def _check_parallel(job: Job) -> None:
+    parallel = job.spec.parallel
+    problems = [
+        Problem(
+            f"parallel.{axis}",
+            f"found {getattr(parallel, axis)}, but this version only splits work over replicas; "
+            "leave it out or write 1",
+        )
+        for axis in _AXES
+        if getattr(parallel, axis) != 1
+    ]
+    if problems:
+        raise PlanError(problems)

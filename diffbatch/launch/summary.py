@@ -1,0 +1,137 @@
+"""What a run leaves behind besides its files: facts for run.json, last words, the exit code."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+from diffbatch.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
+from diffbatch.launch.prepare import Prepared
+from diffbatch.launch.progress import Tally
+from diffbatch.req import Record
+from diffbatch.worker.link import Message
+
+_PACKAGES = ("diffbatch", "torch", "diffusers", "transformers", "numpy", "pillow")
+
+
+@dataclass(slots=True)
+class WorkerFacts:
+    """What run.json will say of the workers; filled from their events."""
+
+    devices: dict[int, str] = field(default_factory=dict)
+    busy_share: dict[int, float] = field(default_factory=dict)
+    num_starts: int = 0
+
+    def note(self, event: Message) -> None:
+        """Take in one event."""
+        match event["event"]:
+            case "connected":
+                self.num_starts += 1
+            case "ready":
+                self.devices[event["replica"]] = event["device"]
+            case "left" if event["wall_s"] > 0:
+                share = event["busy_s"] / event["wall_s"]
+                self.busy_share[event["replica"]] = round(share, 3)
+
+
+def run_facts(prepared: Prepared, tally: Tally, facts: WorkerFacts) -> dict[str, Any]:
+    """The part of run.json that tells of the job, the model, the machine and the totals."""
+    job, model = prepared.job, prepared.facts
+    return {
+        "job": str(job.path.absolute()) if job.path else None,
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **{p: version(p) for p in _PACKAGES}},
+        "model": {
+            "name": model.label,
+            "class": model.class_name,
+            "fingerprint": model.fingerprint,
+        },
+        "host": socket.gethostname(),
+        "devices": {str(replica): device for replica, device in sorted(facts.devices.items())},
+        "busy_share": {str(r): share for r, share in sorted(facts.busy_share.items())},
+        "num_starts": facts.num_starts,
+        "totals": {
+            "selected": tally.total,
+            "done": tally.done,
+            "failed": tally.failed,
+            "made": tally.made,
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended, as the manifest tells it: torchrun hides its children's exit codes."""
+
+    root: Path
+    total: int  # selected requests
+    done: int
+    failed: int
+    made: int  # in this run
+    first_error: str | None
+    signal: str | None  # that stopped the run
+
+    @classmethod
+    def of(
+        cls,
+        root: Path,
+        selected: Set[str],
+        records: Mapping[str, Record],
+        *,
+        made: int,
+        signal: str | None,
+    ) -> Self:
+        """Count the records of the selected ids."""
+        found = [records[req_id] for req_id in selected if req_id in records]
+        failed = sorted((r for r in found if r.status == "failed"), key=lambda r: r.index)
+        return cls(
+            root=root,
+            total=len(selected),
+            done=len(found) - len(failed),
+            failed=len(failed),
+            made=made,
+            first_error=f"{failed[0].file}: {failed[0].error}" if failed else None,
+            signal=signal,
+        )
+
+    @property
+    def missing(self) -> int:
+        """Selected requests without any record."""
+        return self.total - self.done - self.failed
+
+    @property
+    def exit_code(self) -> int:
+        """See the table in the documentation of `run`."""
+        if self.missing:
+            return EXIT_INTERRUPTED
+        return EXIT_SOME_FAILED if self.failed else EXIT_OK
+
+    def as_dict(self) -> dict[str, Any]:
+        """The last line of `--json`."""
+        counts = {"done": self.done, "failed": self.failed, "missing": self.missing}
+        return {"event": "end", **counts, "of": self.total, "folder": str(self.root)}
+
+    def lines(self) -> Iterator[str]:
+        """The last words on the terminal."""
+        if self.missing:
+            by = f" by {self.signal}" if self.signal else ""
+            yield f"stopped{by}: {self.done} of {self.total} done in {_shown(self.root)}"
+            yield "run the same command again to go on"
+            return
+        made = f"{self.made} of them now" if self.made else "nothing left to do"
+        yield f"{self.done} of {self.total} done, {made}: {_shown(self.root)}"
+        if self.failed:
+            yield f"{self.failed} failed, the first: {self.first_error}"
+            yield "try them again with --retry-failed"
+
+
+def _shown(root: Path) -> str:
+    """`root` relative to here when it lies below."""
+    here = Path.cwd()
+    return str(root.relative_to(here)) if root.is_relative_to(here) else str(root)

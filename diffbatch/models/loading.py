@@ -1,0 +1,90 @@
+"""Model folder -> a diffusers `ModularPipeline` with its weights on this rank's device."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffbatch.errors import PlanError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSpec:
+    """What to load, as the job asks for it. JSON-ready but for `folder`."""
+
+    folder: Path
+    dtype: str = "auto"  # auto: bfloat16 on an accelerator, float32 on the CPU
+    variant: str | None = None
+    scheduler: dict[str, Any] = field(default_factory=dict)  # {"name": class, other overrides}
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The torch dtype for a job's `dtype` on `device`."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return DTYPES[name]
+
+
+def load_pipeline(spec: LoadSpec, device: torch.device) -> Any:
+    """A `ModularPipeline` with every component loaded, in eval mode, on `device`.
+
+    Called once per worker process. Weights come from safetensors files only, and no code of the
+    model folder is run. A component that fails to load is a PlanError that names it.
+    """
+    from diffusers import ModularPipeline
+    from diffusers.utils import logging as diffusers_logging
+
+    diffusers_logging.set_verbosity_error()
+    diffusers_logging.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    pipeline = ModularPipeline.from_pretrained(str(spec.folder))
+    dtype = pick_dtype(spec.dtype, device)
+    loaded: dict[str, Any] = {}
+    for name in pipeline.pretrained_component_names:
+        component = pipeline.get_component_spec(name)
+        if component.pretrained_model_name_or_path is None:
+            continue  # optional and not part of this folder
+        loaded[name] = _load_component(component, dtype, spec.variant)
+    if spec.scheduler:
+        loaded["scheduler"] = _other_scheduler(loaded["scheduler"], spec.scheduler)
+    pipeline.register_components(**loaded)
+    for component in loaded.values():
+        if isinstance(component, torch.nn.Module):
+            component.to(device).eval().requires_grad_(False)
+    return pipeline
+
+
+def _load_component(component: Any, dtype: torch.dtype, variant: str | None) -> Any:
+    is_model = issubclass(component.type_hint, torch.nn.Module)
+    kwargs = {"dtype": dtype, "use_safetensors": True, "variant": variant} if is_model else {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return component.load(**kwargs)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise PlanError(
+            f"the component {component.name} does not load: {error}",
+            place=str(component.pretrained_model_name_or_path),
+        ) from error
+
+
+def _other_scheduler(current: Any, choice: dict[str, Any]) -> Any:
+    """The scheduler class that the job names, with the folder's configuration and its overrides."""
+    import diffusers
+
+    overrides = dict(choice)
+    name = overrides.pop("name", None)
+    cls = type(current) if name is None else getattr(diffusers, name, None)
+    if cls is None or not hasattr(cls, "set_timesteps"):
+        raise PlanError(f"diffusers has no scheduler {name}", place="scheduler")
+    unknown = sorted(set(overrides) - set(cls.config_keys()))
+    if unknown:
+        raise PlanError(f"{cls.__name__} takes no {', '.join(unknown)}", place="scheduler")
+    return cls.from_config(current.config, **overrides)

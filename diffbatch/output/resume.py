@@ -1,0 +1,140 @@
+"""What a rerun has to do: compares the job with the manifest and with the files that are there.
+
+Pure. `folder.RunFolder` carries the answer out, `diffbatch plan` only prints it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from diffbatch.output.formats import suffix_of
+from diffbatch.output.layout import NOT_SAVED
+from diffbatch.req import Record, Req
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Every Req of the job is in exactly one of `done`, `failed` and `pending`."""
+
+    done: frozenset[str]  # made, and its file is there (under its name after `renames`)
+    failed: frozenset[str]  # could not be made, and is not tried again
+    pending: frozenset[str]  # to be made
+    renames: tuple[tuple[str, str], ...]  # done files whose name changed: (from, to)
+    retire: tuple[str, ...]  # files of ours that the job no longer asks for, or that were changed
+    foreign: tuple[str, ...]  # files not of ours that stand where an output belongs
+    records: tuple[Record, ...]  # what manifest.jsonl then holds, in job order
+    retired_records: tuple[Record, ...]  # ok records of `retire`, under their old file names
+
+
+def compare(
+    reqs: Sequence[Req],
+    records: Mapping[str, Record],
+    sizes: Mapping[str, int],
+    *,
+    retry_failed: bool = False,
+    owned: bool = True,
+    keep_others: bool = False,
+) -> Resume:
+    """Compare the whole job with its past.
+
+    `sizes`: the files that are there, relative path -> bytes. A Req is done when its latest record
+    is ok and the recorded file has the recorded size. `owned`: an earlier run left its state here,
+    so a file under an output's name that no record knows was left by it and is set aside;
+    otherwise such a file is the user's: `foreign`. `keep_others`: `reqs` is not the whole job, so
+    what else was made stays, unless a Req now takes its file name.
+    """
+    named = Counter(record.file for record in records.values() if record.status == "ok")
+    done: dict[str, Record] = {}
+    failed: dict[str, Record] = {}
+    pending: set[str] = set()
+    for req in reqs:
+        record = records.get(req.id)
+        if record is None:
+            pending.add(req.id)
+        elif record.status == "failed":
+            failed[req.id] = record
+            if retry_failed or (record.error or "").startswith(NOT_SAVED):
+                pending.add(req.id)
+        elif named[record.file] == 1 and _is_there(record, req, sizes):
+            done[req.id] = record
+        else:
+            pending.add(req.id)
+    others = _others(reqs, records, sizes) if keep_others else []
+    in_use = {record.file for record in (*done.values(), *others)}
+    stale = [
+        record
+        for record in records.values()
+        if record.status == "ok" and record.file in sizes and record.file not in in_use
+    ]
+    retire = {record.file for record in stale}
+    strangers = {req.file for req in reqs if req.file in sizes} - in_use - retire
+    kept = {**done, **failed}
+    return Resume(
+        done=frozenset(done),
+        failed=frozenset(failed.keys() - pending),
+        pending=frozenset(pending),
+        renames=tuple(
+            (done[req.id].file, req.file)
+            for req in reqs
+            if req.id in done and done[req.id].file != req.file
+        ),
+        retire=tuple(sorted(retire | strangers if owned else retire)),
+        foreign=() if owned else tuple(sorted(strangers)),
+        records=(*(_named_as(kept[req.id], req) for req in reqs if req.id in kept), *others),
+        retired_records=tuple(stale),
+    )
+
+
+def select(
+    reqs: Iterable[Req], *, limit: int | None = None, only: Sequence[str] = ()
+) -> frozenset[str]:
+    """The ids that `--limit` and `--only` leave: of the job, whatever of it is done already.
+
+    A pattern names a Req by its file, prompt or id: as a part of it, or with `*`, `?` and `[]`
+    for the whole; upper and lower case are the same. Any of several patterns is enough, and
+    `limit` counts what they leave.
+    """
+    patterns = [pattern.casefold() for pattern in only]
+    chosen: list[str] = []
+    for req in reqs:
+        if limit is not None and len(chosen) >= limit:
+            break
+        texts = [text.casefold() for text in (req.file, req.prompt, req.id)]
+        if not patterns or any(_matches(text, p) for text in texts for p in patterns):
+            chosen.append(req.id)
+    return frozenset(chosen)
+
+
+def _others(
+    reqs: Sequence[Req], records: Mapping[str, Record], sizes: Mapping[str, int]
+) -> list[Record]:
+    """The records of other Reqs that are still true and whose file names are not asked for now."""
+    ids = {req.id for req in reqs}
+    targets = {req.file for req in reqs}
+    return [
+        record
+        for record in records.values()
+        if record.id not in ids
+        and record.file not in targets
+        and (record.status == "failed" or record.file in sizes)
+    ]
+
+
+def _is_there(record: Record, req: Req, sizes: Mapping[str, int]) -> bool:
+    """The recorded file exists, unchanged in size, in the format now asked for."""
+    same_format = suffix_of(record.file) == suffix_of(req.file)
+    return same_format and sizes.get(record.file) == record.bytes
+
+
+def _named_as(record: Record, req: Req) -> Record:
+    """The record with the index and file name that the job now gives to its Req."""
+    if (record.index, record.file) == (req.index, req.file):
+        return record
+    return replace(record, index=req.index, file=req.file)
+
+
+def _matches(text: str, pattern: str) -> bool:
+    return pattern in text or fnmatchcase(text, pattern)

@@ -1,0 +1,96 @@
+"""The board on which ranks leave messages for each other: queues in torchrun's own store.
+
+No collective is needed between replicas after start-up: the Scheduler pushes work, leaders pop it,
+and leaders push events that the Scheduler forwards. Each thread needs a board of its own, because
+a store client serves one caller at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_WORK, _EVENTS, _STOP, _OPEN = "work", "events", "stop", "open"
+_END = b"end"
+_OPEN_S = 600.0
+
+
+class EndOfWork:
+    """What `Board.claim` returns when no more work will come."""
+
+
+class Board:
+    """One thread's view of the board. `attempt` keeps a restarted group apart from the last one."""
+
+    def __init__(self, store: Store, attempt: int) -> None:
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        self._store: Any = PrefixStore(f"diffbatch/{attempt}", store)
+
+    def clone(self) -> Board:
+        """A board on a connection of its own, for another thread."""
+        board = Board.__new__(Board)
+        board._store = self._store.clone()
+        return board
+
+    def open(self) -> None:
+        """Let the other ranks begin. Rank 0, when the run folder is ready for writers."""
+        self._store.set(_OPEN, "1")
+
+    def wait_until_open(self) -> None:
+        """Wait for rank 0's `open`. Raises the store's error after `_OPEN_S`."""
+        self._store.wait([_OPEN], timedelta(seconds=_OPEN_S))
+
+    def offer(self, batch: dict[str, Any]) -> None:
+        """Put a micro-batch at the end of the queue. Scheduler only."""
+        self._store.queue_push(_WORK, json.dumps(batch))
+
+    def end_work(self, num_leaders: int) -> None:
+        """Tell each leader that nothing follows. Scheduler only."""
+        for _ in range(num_leaders):
+            self._store.queue_push(_WORK, _END.decode())
+
+    def claim(self) -> dict[str, Any] | EndOfWork | None:
+        """The next micro-batch, `EndOfWork`, or None when there is none at the moment."""
+        data = self._pop(_WORK)
+        if data is None:
+            return None
+        if data == _END:
+            return EndOfWork()
+        batch: dict[str, Any] = json.loads(data)
+        return batch
+
+    def post(self, event: dict[str, Any]) -> None:
+        """Leave `event` for the client."""
+        self._store.queue_push(_EVENTS, json.dumps(event))
+
+    def next_event(self) -> dict[str, Any] | None:
+        """The oldest event that was not yet forwarded. Scheduler only."""
+        data = self._pop(_EVENTS)
+        if data is None:
+            return None
+        event: dict[str, Any] = json.loads(data)
+        return event
+
+    def stop(self) -> None:
+        """Tell every leader to claim nothing more and to drop what is in flight."""
+        self._store.set(_STOP, "1")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called by anyone."""
+        return bool(self._store.check([_STOP]))
+
+    def _pop(self, queue: str) -> bytes | None:
+        from torch.distributed import QueueEmptyError
+
+        if not self._store.queue_len(queue):
+            return None
+        try:
+            return bytes(self._store.queue_pop(queue, False))
+        except QueueEmptyError:  # another leader was faster
+            return None

@@ -1,0 +1,193 @@
+"""The worker process: `python -m diffbatch.worker.main SPEC`, started by torchrun on every rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from diffbatch.errors import DiffbatchError
+from diffbatch.log import get_logger, log_to
+from diffbatch.worker.lifeline import hold_lifeline
+from diffbatch.worker.link import Link, connect
+from diffbatch.worker.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from diffbatch.worker.board import Board
+
+_FAREWELL_S = 1.0  # for the Scheduler to forward the cause before torchrun ends every rank
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnv:
+    """What torchrun says of this process."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    attempt: int  # 0, then 1, 2, ... after restarts
+
+    @classmethod
+    def read(cls) -> RankEnv:
+        """From the environment that torchrun sets."""
+        return cls(
+            rank=int(os.environ["RANK"]),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        )
+
+
+def main() -> None:
+    """Entry of a launched worker: everything it prints goes to logs/rank-N.log."""
+    spec = WorkerSpec.from_json(sys.argv[1])
+    env = RankEnv.read()
+    hold_lifeline(spec.parent_pid)
+    log_path = spec.run_folder / "logs" / f"rank-{env.rank}.log"
+    log_to(log_path)
+    _redirect_output(log_path)
+    link = connect(spec.link) if env.rank == 0 and spec.link is not None else None
+    work(spec, env, link)
+
+
+def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
+    """Serve as rank `env.rank` until the work ends. `link` leads to the client, on rank 0 only.
+
+    An error is posted for the client before it ends the process, so the cause is told once, by
+    the rank that had it.
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    from diffbatch.worker.board import Board
+    from diffbatch.worker.scheduler import Scheduler
+
+    store, _, _ = next(rendezvous("env://", env.rank, env.world_size))
+    board = Board(store, env.attempt)
+    thread: threading.Thread | None = None
+    if env.rank == 0:
+        board.open()
+    else:
+        board.wait_until_open()
+    if link is not None:
+        thread = Scheduler(link, board.clone(), spec.replicas).start()
+    try:
+        terminated = _serve(spec, env, board)
+    except BaseException as error:
+        _log.exception("rank %d ends with an error", env.rank)
+        user_error = isinstance(error, DiffbatchError)
+        cause = str(error) if user_error else f"{type(error).__name__}: {error}"
+        board.post(
+            {"event": "fatal", "rank": env.rank, "error": cause, "exit_code": _exit_code(error)}
+        )
+        time.sleep(_FAREWELL_S)
+        raise
+    if thread is not None:
+        # Terminated by torchrun, other leaders may be gone without a word: do not wait for them.
+        thread.join(_FAREWELL_S if terminated else None)
+
+
+def _exit_code(error: BaseException) -> int:
+    return error.exit_code if isinstance(error, DiffbatchError) else DiffbatchError.exit_code
+
+
+def _serve(spec: WorkerSpec, env: RankEnv, board: Board) -> bool:
+    """Load the model and work; returns whether a signal ended it."""
+    from diffbatch.models.loading import LoadSpec, load_pipeline
+    from diffbatch.output.writer import OutputWriter, WriterConfig
+    from diffbatch.pipeline.composed import ComposedPipeline
+    from diffbatch.pipeline.executor import ParallelExecutor
+    from diffbatch.worker.gpu_worker import GPUWorker
+
+    device = _place(env, spec)
+    load = LoadSpec(
+        folder=spec.model_folder,
+        dtype=spec.dtype,
+        variant=spec.variant,
+        scheduler=spec.scheduler,
+    )
+    pipeline = ComposedPipeline(load_pipeline(load, device))
+    replica = env.rank
+    config = WriterConfig(
+        root=spec.run_folder,
+        name=f"replica-{replica}",
+        model=spec.model_label,
+        replica=replica,
+        ranks=(env.rank,),
+        attempt=env.attempt,
+    )
+    sink = OutputWriter(config, on_record=_record_poster(board.clone(), replica))
+    worker = GPUWorker(
+        ParallelExecutor(pipeline, device),
+        board,
+        sink,
+        replica=replica,
+        in_flight=spec.in_flight,
+    )
+    _on_sigterm(worker.terminate)
+    board.post({"event": "ready", "replica": replica, "device": _describe(device)})
+    worker.run()
+    return worker.terminated
+
+
+def _record_poster(board: Board, replica: int) -> Any:
+    """What the writer's thread calls for each record; it has a board of its own."""
+
+    def post(record: Any) -> None:
+        board.post({"event": "record", "replica": replica, "record": record.as_dict()})
+
+    return post
+
+
+def _place(env: RankEnv, spec: WorkerSpec) -> torch.device:
+    """This rank's device: the GPU of its LOCAL_RANK, or the CPU with its share of threads."""
+    import torch
+
+    if torch.cuda.is_available():
+        device = torch.device("cuda", env.local_rank)
+        torch.cuda.set_device(device)
+        return device
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+    return torch.device("cpu")
+
+
+def _describe(device: torch.device) -> str:
+    import torch
+
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return f"cpu, {torch.get_num_threads()} threads"
+
+
+def _on_sigterm(stop: Any) -> None:
+    """SIGTERM (from torchrun) means: drop what is in flight and end. SIGINT is the client's."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        stop()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _redirect_output(path: Path) -> None:
+    """Send file descriptors 1 and 2 to `path`, so that what libraries print is kept there too."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(descriptor, stream.fileno())
+    os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main()

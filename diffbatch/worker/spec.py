@@ -1,0 +1,37 @@
+"""WorkerSpec: what a worker process must know, as one JSON text. Made by the launcher."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """Everything that a rank needs besides what torchrun puts in its environment."""
+
+    model_folder: Path
+    model_label: str  # written into the files' metadata
+    run_folder: Path
+    replicas: int
+    dtype: str = "auto"
+    variant: str | None = None
+    scheduler: dict[str, Any] = field(default_factory=dict)
+    in_flight: int = 1  # micro-batches between first and last step, per replica
+    threads: int | None = None  # per rank, on the CPU; None leaves torch's own choice
+    link: str | None = None  # where the Scheduler finds the client; None: the client is rank 0
+    parent_pid: int | None = None  # the client's process, on the host of rank 0
+
+    def to_json(self) -> str:
+        """One line of JSON; `from_json` reads it back."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerSpec:
+        """The inverse of `to_json`."""
+        data: dict[str, Any] = json.loads(text)
+        for name in ("model_folder", "run_folder"):
+            data[name] = Path(data[name])
+        return cls(**data)
