@@ -23,9 +23,9 @@ from safetensors import safe_open
 from torch import nn
 
 from diffbatch.errors import PlanError
+from diffbatch.models.checkpoint import Checkpoint, read_checkpoint
 from diffbatch.parallel.chain import find_chain
 from diffbatch.parallel.cut import CutModel
-from diffbatch.plan.checkpoint import Checkpoint, read_checkpoint
 from diffbatch.plan.split import PipelineShare
 
 
@@ -158,9 +158,9 @@ def _check_keys(
     missing = [name for name in state if name not in stored and owns(name)]
     unknown = [name for name in stored if name not in state and not _matches(name, ignored)]
     reshaped = [
-        f"{name} (stored {tuple(stored[name].shape)}, expected {tuple(state[name].shape)})"
+        f"{name} (stored {tuple(stored[name].entry.shape)}, expected {tuple(state[name].shape)})"
         for name in state
-        if name in stored and tuple(stored[name].shape) != tuple(state[name].shape)
+        if name in stored and tuple(stored[name].entry.shape) != tuple(state[name].shape)
     ]
     found = {"lacks": missing, "has unknown": unknown, "has misshapen": reshaped}
     faults = [f"{verb} {_listed(names)}" for verb, names in found.items() if names]

@@ -1,16 +1,16 @@
 """Print docs/cut-classes.md: what pipeline ranks share out of each transformer class.
 
-python tests/parity/cut_table.py > docs/cut-classes.md
+python -m tests.parity.cut_table > docs/cut-classes.md
 """
 
 from __future__ import annotations
 
 import diffusers
 import torch
-from tiny_transformers import REFUSED, TINY, UNTRIED
 
 from diffbatch.plan.chain import list_sizes, methods_of_name
 from diffbatch.plan.dataflow import find_lists
+from tests.parity.tiny_transformers import REFUSED, TINY, UNTRIED
 
 HEAD = """\
 # Transformer classes and pipeline parallelism

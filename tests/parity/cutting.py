@@ -8,12 +8,12 @@ from typing import Any
 
 import diffusers
 import torch
-from tiny_base import Tiny
 from torch import nn
 
 from diffbatch.parallel.cut import CutModel
 from diffbatch.parallel.structure import Handoff, Header
 from diffbatch.plan.chain import BlockChain
+from tests.parity.tiny_base import Tiny
 
 
 def build(class_name: str, tiny: Tiny) -> nn.Module:

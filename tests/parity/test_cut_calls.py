@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from cutting import build, run_segments, run_whole, same, segments
-from tiny_base import Tiny, noise
-from tiny_transformers import TINY
 
 from diffbatch.errors import PlanError
 from diffbatch.parallel.chain import find_chain
 from diffbatch.plan.split import split_blocks
+from tests.parity.cutting import build, run_segments, run_whole, same, segments
+from tests.parity.tiny_base import Tiny, noise
+from tests.parity.tiny_transformers import TINY
 
 pytestmark = pytest.mark.parity
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
-from cut_table import table
-from cutting import build, leaves, run_segments, run_whole, same, segments, wire
-from tiny_transformers import REFUSED, TINY, UNTRIED
 
 from diffbatch.errors import PlanError
 from diffbatch.parallel.chain import find_chain
 from diffbatch.plan.chain import chain_of, methods_of_name
 from diffbatch.plan.split import split_blocks
+from tests.parity.cut_table import table
+from tests.parity.cutting import build, leaves, run_segments, run_whole, same, segments, wire
+from tests.parity.tiny_transformers import REFUSED, TINY, UNTRIED
 
 pytestmark = pytest.mark.parity
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
-from cutting import build, run_segments, run_whole, same
 from safetensors.torch import load_file, save_file
-from tiny_transformers import TINY
 from torch import nn
 
 from diffbatch.errors import PlanError
+from diffbatch.models.checkpoint import read_checkpoint
 from diffbatch.models.segment import empty_model, load_segment, load_weights
-from diffbatch.plan.checkpoint import read_checkpoint
 from diffbatch.plan.split import PipelineShare
+from tests.parity.cutting import build, run_segments, run_whole, same
+from tests.parity.tiny_transformers import TINY
 
 pytestmark = pytest.mark.parity
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tiny_base import Tiny, grid_ids, ids, latents_and_text, noise, steps, text_mask
+
+from tests.parity.tiny_base import Tiny, grid_ids, ids, latents_and_text, noise, steps, text_mask
 
 _FLUX = {
     "in_channels": 4,

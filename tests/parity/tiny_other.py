@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from tiny_base import Tiny, grid_ids, ids, latents_and_text, noise, steps, text_mask
+
+from tests.parity.tiny_base import Tiny, grid_ids, ids, latents_and_text, noise, steps, text_mask
 
 _SANA = {
     "in_channels": 4,

@@ -6,10 +6,10 @@ the tests compare a model with itself. Latents are a few pixels wide, lists have
 
 from __future__ import annotations
 
-from tiny_base import Tiny
-from tiny_image import IMAGE
-from tiny_other import OTHER
-from tiny_video import VIDEO
+from tests.parity.tiny_base import Tiny
+from tests.parity.tiny_image import IMAGE
+from tests.parity.tiny_other import OTHER
+from tests.parity.tiny_video import VIDEO
 
 TINY: dict[str, Tiny] = {**VIDEO, **IMAGE, **OTHER}
 

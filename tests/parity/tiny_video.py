@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tiny_base import Tiny, clip_and_text, ids, noise, steps, text_mask
+
+from tests.parity.tiny_base import Tiny, clip_and_text, ids, noise, steps, text_mask
 
 _WAN = {
     "num_attention_heads": 2,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from diffbatch.errors import PlanError
-from diffbatch.plan.checkpoint import read_checkpoint
+from diffbatch.models.checkpoint import read_checkpoint
 
 NAME = "diffusion_pytorch_model"
 
@@ -39,8 +39,8 @@ def test_a_single_file(folder: Path) -> None:
     found = read_checkpoint(folder)
     assert found.class_name == "WanTransformer3DModel"
     assert found.num_bytes == 48
-    assert found.tensors["b"].shape == (2, 3)
-    assert found.tensors["b"].dtype == "F32"
+    assert found.tensors["b"].entry.shape == (2, 3)
+    assert found.tensors["b"].entry.dtype == "F32"
     assert found.tensors["b"].num_bytes == 24
 
 
@@ -83,11 +83,11 @@ def test_what_cannot_be_read_is_named(folder: Path) -> None:
     with pytest.raises(PlanError, match="there are no weights"):
         read_checkpoint(folder)
     file.write_bytes(b"\xff" * 100)
-    with pytest.raises(PlanError, match=r"model\.safetensors: not a readable safetensors file"):
+    with pytest.raises(PlanError, match=r"model\.safetensors: not a whole safetensors file"):
         read_checkpoint(folder)
     write_tensors(file, ["a", "b"])
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(PlanError, match="the file is cut short: b ends at byte 48 of 38"):
+    with pytest.raises(PlanError, match="it is cut short"):
         read_checkpoint(folder)
     (folder / "config.json").unlink()
     with pytest.raises(PlanError, match=r"config\.json: cannot read it"):
@@ -96,7 +96,7 @@ def test_what_cannot_be_read_is_named(folder: Path) -> None:
 
 def test_a_shard_that_is_missing_is_named(folder: Path) -> None:
     write_index(folder / f"{NAME}.safetensors.index.json", {"a": "gone.safetensors"})
-    with pytest.raises(PlanError, match=r"gone\.safetensors: not a readable"):
+    with pytest.raises(PlanError, match=r"gone\.safetensors: this file .* is missing"):
         read_checkpoint(folder)
 
 

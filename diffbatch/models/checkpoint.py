@@ -1,31 +1,33 @@
-"""What a diffusers model folder holds, from the headers of its safetensors files. Pure, no torch.
+"""What a component folder holds, from the headers of its safetensors files. No torch.
 
-`plan` adds up bytes from it, a worker reads from it only the tensors that it owns.
+The plan adds up bytes from it, a worker reads from it only the tensors that it owns.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diffbatch.errors import PlanError
+from diffbatch.models.safetensors_header import TensorEntry, read_header
 
 _WEIGHTS = "diffusion_pytorch_model"
-_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
 
 @dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One stored tensor. `dtype` is as safetensors writes it ("F32", "BF16", ...)."""
+class StoredTensor:
+    """One tensor of a checkpoint, and the file that holds it."""
 
     file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    num_bytes: int
+    entry: TensorEntry
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on disk."""
+        return self.entry.end - self.entry.begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class Checkpoint:
 
     folder: Path
     config: Mapping[str, Any]
-    tensors: Mapping[str, TensorInfo]
+    tensors: Mapping[str, StoredTensor]
 
     @property
     def class_name(self) -> str:
@@ -61,33 +63,12 @@ def read_checkpoint(folder: Path, variant: str | None = None) -> Checkpoint:
         raise PlanError(
             "the checkpoint is quantized; pipeline ranks need plain weights", place=str(folder)
         )
-    tensors: dict[str, TensorInfo] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in _weight_files(folder, variant):
-        tensors.update(read_header(file))
+        if not file.is_file():
+            raise PlanError("this file of the checkpoint is missing", place=str(file))
+        tensors.update({entry.name: StoredTensor(file, entry) for entry in read_header(file)})
     return Checkpoint(folder=folder, config=config, tensors=tensors)
-
-
-def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file; reads its header only."""
-    try:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if length > _MAX_HEADER_BYTES:
-                raise ValueError("the header is too long")
-            entries = json.loads(stream.read(length))
-            num_bytes = file.stat().st_size - 8 - length
-    except (OSError, ValueError, struct.error) as error:
-        raise PlanError(f"not a readable safetensors file: {error}", place=str(file)) from error
-    entries.pop("__metadata__", None)
-    found: dict[str, TensorInfo] = {}
-    for name, entry in entries.items():
-        start, end = entry["data_offsets"]
-        if end > num_bytes:
-            raise PlanError(
-                f"the file is cut short: {name} ends at byte {end} of {num_bytes}", place=str(file)
-            )
-        found[name] = TensorInfo(file, entry["dtype"], tuple(entry["shape"]), end - start)
-    return found
 
 
 def _weight_files(folder: Path, variant: str | None) -> list[Path]:
