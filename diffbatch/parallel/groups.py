@@ -1,0 +1,77 @@
+"""Process groups of one rank: made once, at start-up, in the same order on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from diffbatch.plan.layout import AXES, Axis, Layout
+
+_INSIDE = tuple(axis for axis in AXES if axis != "replicas")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The communicators of one rank. None where the group has one member.
+
+    Every kind of traffic has its own, also where the members are the same: on NCCL, operations on
+    one communicator match in the order in which they were issued, so two kinds that interleave
+    differently on two ranks would wait for each other for ever. Forward and feedback are the case
+    that always does: rank 0 sends forward before it receives feedback, the last rank the reverse.
+    """
+
+    layout: Layout
+    rank: int
+    device: torch.device
+    forward: Any  # block outputs, pipeline rank r to r+1
+    feedback: Any  # new latents, last pipeline rank to the first
+    guidance: Any  # predictions of the guidance branches
+    replica: Any  # encodings and votes: collectives of the whole replica
+    finals: Any  # finished latents, to the rank that decodes them
+
+
+def make_groups(layout: Layout, rank: int, device: torch.device) -> Groups:
+    """Make every group of the layout and return those of `rank`. Every rank must call it."""
+    return Groups(
+        layout=layout,
+        rank=rank,
+        device=device,
+        forward=_make(layout, rank, "pp"),
+        feedback=_make(layout, rank, "pp"),
+        guidance=_make(layout, rank, "cfg"),
+        replica=_make(layout, rank, *_INSIDE),
+        finals=_make(layout, rank, *_INSIDE),
+    )
+
+
+def start_process_group(
+    store: Any, rank: int, world_size: int, device: torch.device, timeout_s: float
+) -> None:
+    """Start torch.distributed: NCCL for a GPU, gloo for the CPU. Every rank must call it.
+
+    `timeout_s` bounds every wait for a peer.
+    """
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if on_gpu else None,
+    )
+
+
+def _make(layout: Layout, rank: int, *axes: Axis) -> Any:
+    mine = None
+    for members in layout.groups(*axes):
+        if len(members) == 1:
+            continue
+        group = dist.new_group(list(members))
+        if rank in members:
+            mine = group
+    return mine
