@@ -1,7 +1,7 @@
 """How the ranks of a run are arranged: replicas side by side, each with its own axes. Pure.
 
-Axis order is replicas, pp, cfg, ulysses, ring, tp; tp is fastest. So a replica is a contiguous
-block of ranks, and ranks that talk most are neighbours.
+Axis order is replicas, pp, cfg, ring, ulysses, tp; tp is fastest. So a replica is a contiguous
+block of ranks, and ranks that talk most are neighbours. (diffusers wants ring before ulysses.)
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Literal
 
 from diffbatch.errors import PlanError
 
-Axis = Literal["replicas", "pp", "cfg", "ulysses", "ring", "tp"]
-AXES: tuple[Axis, ...] = ("replicas", "pp", "cfg", "ulysses", "ring", "tp")
+Axis = Literal["replicas", "pp", "cfg", "ring", "ulysses", "tp"]
+AXES: tuple[Axis, ...] = ("replicas", "pp", "cfg", "ring", "ulysses", "tp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class Layout:
     replicas: int = 1
     pp: int = 1
     cfg: int = 1
-    ulysses: int = 1
     ring: int = 1
+    ulysses: int = 1
     tp: int = 1
 
     def __post_init__(self) -> None:

@@ -88,7 +88,7 @@ def test_a_wrong_number_of_processes_prints_every_factor_and_a_way_out() -> None
         layout.check_world_size(6)
     text = str(caught.value)
     assert "6 processes" in text
-    assert "replicas 2 x pp 2 x cfg 2 x ulysses 1 x ring 1 x tp 1 = 8" in text
+    assert "replicas 2 x pp 2 x cfg 2 x ring 1 x ulysses 1 x tp 1 = 8" in text
     assert "start 8 processes, or use --replicas 1 with 4 processes" in text
     with pytest.raises(PlanError, match=r"start 8 processes$"):
         layout.check_world_size(3)
