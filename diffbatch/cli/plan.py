@@ -20,6 +20,10 @@ def plan(
     output: o.Output = None,
     set_: o.Sets = None,
     replicas: o.Replicas = None,
+    pp: o.PP = None,
+    cfg: o.CFG = None,
+    pp_partition: o.Partition = None,
+    in_flight: o.InFlight = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Show what a run would do: requests, names, batches, layout, weights. Starts nothing."""
@@ -30,7 +34,8 @@ def plan(
     from diffbatch.launch.prepare import prepare
 
     prompts = o.read_prompts(job, prompt)
-    keys = o.job_keys(model, output, replicas)
+    parallel = {"pp": pp, "cfg": cfg, "pp_partition": pp_partition, "in_flight": in_flight}
+    keys = o.job_keys(model, output, replicas, **parallel)
     prepared = prepare(job, prompts, CommandLine(sets=set_ or (), keys=keys))
     found = make_plan(prepared)
     if as_json:
@@ -42,6 +47,8 @@ def plan(
 def _show(found: dict[str, Any], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
+
+    from diffbatch.plan.layout import AXES
 
     def table(title: str, *columns: str) -> Table:
         made = Table(*columns, title=title, title_justify="left", title_style="bold", box=None)
@@ -82,9 +89,11 @@ def _show(found: dict[str, Any], console: Console) -> None:
             weights.add_row(component["name"], component["class"], size)
     weights.add_row("total", "", f"{model['weight_bytes'] / 1e6:.1f}")
     console.print(weights)
-    layout = table(f"Layout: {found['layout']['replicas']} replicas", "rank", "replica", "device")
+    axes = [axis for axis in AXES if axis == "replicas" or found["layout"][axis] > 1]
+    title = ", ".join(f"{axis} {found['layout'][axis]}" for axis in axes)
+    layout = table(f"Layout: {title}", "rank", *axes, "device")
     for rank in found["layout"]["ranks"]:
-        layout.add_row(str(rank["rank"]), str(rank["replica"]), rank["device"])
+        layout.add_row(str(rank["rank"]), *(str(rank[axis]) for axis in axes), rank["device"])
     console.print(layout)
 
 

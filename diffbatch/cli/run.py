@@ -25,6 +25,10 @@ def run(
     output: o.Output = None,
     set_: o.Sets = None,
     replicas: o.Replicas = None,
+    pp: o.PP = None,
+    cfg: o.CFG = None,
+    pp_partition: o.Partition = None,
+    in_flight: o.InFlight = None,
     height: o.Height = None,
     width: o.Width = None,
     num_frames: o.NumFrames = None,
@@ -70,9 +74,9 @@ def run(
         "seed": seed,
         "num_outputs_per_prompt": num_outputs,
     }
-    command_line = CommandLine(
-        sets=set_ or (), keys=o.job_keys(model, output, replicas), params=params
-    )
+    parallel = {"pp": pp, "cfg": cfg, "pp_partition": pp_partition, "in_flight": in_flight}
+    keys = o.job_keys(model, output, replicas, **parallel)
+    command_line = CommandLine(sets=set_ or (), keys=keys, params=params)
     choices = RunChoices(
         fresh=fresh,
         retry_failed=retry_failed,

@@ -17,11 +17,11 @@ from diffbatch.models.folder import read_model
 from diffbatch.models.resolve import resolve_model
 from diffbatch.output.formats import check_size
 from diffbatch.output.layout import is_reserved
-from diffbatch.plan.checks import effective, param_problems, without_effect
+from diffbatch.plan.checks import cfg_problems, effective, param_problems, without_effect
 from diffbatch.plan.facts import ModelFacts, model_key
 from diffbatch.req import Req, SamplingParams
 
-_AXES = ("pp", "cfg", "tp", "ulysses", "ring")
+_AXES = ("tp", "ulysses", "ring")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,7 @@ class Prepared:
 
     def _check(self, params: SamplingParams) -> list[str]:
         problems = param_problems(params, self.facts)
+        problems += cfg_problems(params, self.facts, self.job.spec.parallel.cfg)
         still = self.facts.modality == "image" or params.num_frames == 1
         suffix = self.job.spec.format or ("png" if still else "mp4")
         if params.height is not None and params.width is not None:
@@ -118,8 +119,8 @@ def _check_parallel(job: Job) -> None:
     problems = [
         Problem(
             f"parallel.{axis}",
-            f"found {getattr(parallel, axis)}, but this version only splits work over replicas; "
-            "leave it out or write 1",
+            f"found {getattr(parallel, axis)}, but this version splits a replica with pp and cfg "
+            "only; leave it out or write 1",
         )
         for axis in _AXES
         if getattr(parallel, axis) != 1

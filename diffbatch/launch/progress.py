@@ -37,7 +37,7 @@ class Tally:
         match event["event"]:
             case "ready":
                 self.replicas[replica] = f"ready on {event['device']}"
-                if len(self.replicas) == 1:
+                if self.made == 0:
                     self.begin_s = time.monotonic()
             case "started":
                 self.replicas[replica] = f"making {', '.join(event['ids'])}"
@@ -106,7 +106,7 @@ class JsonReporter:
     def event(self, event: Message) -> None:
         """See `Reporter.event`."""
         self._tally.note(event)
-        if event["event"] in {"connected", "disconnected"}:
+        if event["event"] in {"connected", "disconnected", "launch"}:
             return
         counts = {"done": self._tally.done, "failed": self._tally.failed}
         self._write(json.dumps({**event, **counts, "of": self._tally.total}) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,11 @@ from typing import Any
 import torch
 
 from diffbatch.errors import PlanError
+from diffbatch.models.segment import LoadFacts, load_segment
+from diffbatch.parallel.cut import CutModel
+from diffbatch.plan.split import PipelineShare
 
+TRANSFORMERS = ("transformer", "transformer_2")  # components that pipeline ranks share out
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -23,6 +26,16 @@ class LoadSpec:
     dtype: str = "auto"  # auto: bfloat16 on an accelerator, float32 on the CPU
     variant: str | None = None
     scheduler: dict[str, Any] = field(default_factory=dict)  # {"name": class, other overrides}
+    share: PipelineShare = field(default_factory=PipelineShare)  # of the transformers' blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """What a rank has loaded. `cuts` are the transformers it holds a segment of, by name."""
+
+    pipeline: Any  # a diffusers ModularPipeline
+    cuts: dict[str, CutModel]
+    facts: dict[str, LoadFacts]  # of the cut transformers
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -32,25 +45,35 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def load_pipeline(spec: LoadSpec, device: torch.device) -> Any:
-    """A `ModularPipeline` with every component loaded, in eval mode, on `device`.
+def load_pipeline(spec: LoadSpec, device: torch.device) -> LoadedModel:
+    """The model with every component loaded, in eval mode, on `device`.
 
     Called once per worker process. Weights come from safetensors files only, and no code of the
     model folder is run. A component that fails to load is a PlanError that names it.
     """
     from diffusers import ModularPipeline
     from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
 
     diffusers_logging.set_verbosity_error()
     diffusers_logging.disable_progress_bar()
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     pipeline = ModularPipeline.from_pretrained(str(spec.folder))
     dtype = pick_dtype(spec.dtype, device)
     loaded: dict[str, Any] = {}
+    cuts: dict[str, CutModel] = {}
+    facts: dict[str, LoadFacts] = {}
     for name in pipeline.pretrained_component_names:
         component = pipeline.get_component_spec(name)
         if component.pretrained_model_name_or_path is None:
             continue  # optional and not part of this folder
+        if spec.share.pp > 1 and name in TRANSFORMERS:
+            cuts[name], facts[name] = load_segment(
+                spec.folder / name, spec.share, dtype=dtype, device=device, variant=spec.variant
+            )
+            loaded[name] = cuts[name].model
+            continue
         loaded[name] = _load_component(component, dtype, spec.variant)
     if spec.scheduler:
         loaded["scheduler"] = _other_scheduler(loaded["scheduler"], spec.scheduler)
@@ -58,7 +81,7 @@ def load_pipeline(spec: LoadSpec, device: torch.device) -> Any:
     for component in loaded.values():
         if isinstance(component, torch.nn.Module):
             component.to(device).eval().requires_grad_(False)
-    return pipeline
+    return LoadedModel(pipeline=pipeline, cuts=cuts, facts=facts)
 
 
 def _load_component(component: Any, dtype: torch.dtype, variant: str | None) -> Any:

@@ -1,24 +1,23 @@
 """Lane: what one micro-batch in flight exchanges with the other ranks of its replica.
 
-Per step and guidance branch the block outputs go from each pipeline rank to the next; the last
-rank's new latents go back to the first; with CFG parallelism the predictions are gathered. Shapes
-are known after a micro-batch's first step, so from then on nothing but tensors is on the wire. A
-rank that fails goes on with stand-ins until the micro-batch is dropped, so that no peer waits.
+Per step and guidance branch, block outputs go from each pipeline rank to the next; the last rank's
+new latents go back to the first; with CFG parallelism the predictions are gathered. Structures are
+told once, ahead of the first step; after that nothing but tensors is on the wire. A rank that fails
+completes its exchanges with stand-ins until the micro-batch is dropped, so that no peer waits.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from diffbatch.parallel.cut import CutModel
-from diffbatch.parallel.groups import Groups
 from diffbatch.parallel.structure import (
     Handoff,
     Header,
@@ -27,327 +26,357 @@ from diffbatch.parallel.structure import (
     blank,
     flatten,
     plain_spec,
+    spec_from_plain,
     spec_of,
-    tensor_specs,
-    unplain_spec,
 )
-from diffbatch.parallel.wire import Inbox, Notes, Outbox, PeerFailedError, Waiting
+from diffbatch.parallel.traffic import Traffic
+from diffbatch.parallel.wire import CommError, PeerFailedError
 
 _FAILED = "failed"
-BUFFERED_SLOTS = 64
-
-
-class Traffic:
-    """This rank's wires, shared by all lanes, which use them in one fixed order."""
-
-    def __init__(self, groups: Groups, store: Any, timeout_s: float) -> None:
-        layout, rank = groups.layout, groups.rank
-        place = layout.coordinates(rank)
-        chain = layout.group_of(rank, "pp")
-        self.pp, self.pp_rank = layout.pp, place["pp"]
-        self.cfg, self.cfg_rank = layout.cfg, place["cfg"]
-        self.is_first = self.pp_rank == 0
-        self.is_last = self.pp_rank == self.pp - 1
-        self.groups = groups
-        self.waiting = Waiting()
-        # Ranks of one tensor or sequence group do the same: each has a chain of its own.
-        chain_name = "-".join(str(member) for member in chain)
-        self.notes = Notes(store, f"chain/{chain_name}", self.waiting, timeout_s)
-        replica = place["replicas"]
-        self.replica_notes = Notes(store, f"replica/{replica}", self.waiting, timeout_s)
-        device = groups.device
-        if not self.is_first:
-            self.inbox = Inbox(groups.forward, chain[self.pp_rank - 1], device, self.waiting)
-        if not self.is_last:
-            self.outbox = Outbox(groups.forward, chain[self.pp_rank + 1], self.waiting)
-        if self.pp > 1 and self.is_first:
-            self.feedback_inbox = Inbox(groups.feedback, chain[-1], device, self.waiting)
-        if self.pp > 1 and self.is_last:
-            self.feedback_outbox = Outbox(groups.feedback, chain[0], self.waiting)
-        self.outputs: dict[str, Spec] = {}  # what the model returns, by signature of the call
-        self._arriving: deque[Lane] = deque()  # lanes whose receives of this round are not posted
-        self._returning: deque[Lane] = deque()  # lanes whose feedback receive is not posted
-
-    def begin_round(self, lanes: Sequence[Lane]) -> None:
-        """Every lane is about to take one step, in this order: post what can be posted ahead."""
-        if not self.is_first:
-            self._arriving.extend(lanes)
-            self.post_arrivals()
-
-    def post_arrivals(self) -> None:
-        """Post receives of the lanes in turn, up to one whose structures are not known yet."""
-        while self._arriving and self._arriving[0].headers:
-            self._arriving.popleft().post_arrivals()
-
-    def end_of_first_step(self, lane: Lane) -> None:
-        """`lane` has taken its first step: what comes after it can be posted now."""
-        if self._arriving and self._arriving[0] is lane:
-            self._arriving.popleft()
-            self.post_arrivals()
-
-    def await_feedback(self, lane: Lane) -> None:
-        """Post feedback receives in the order in which the last rank sends, up to `lane`'s."""
-        self._returning.append(lane)
-        self.post_returns(None)
-
-    def post_returns(self, until: Lane | None) -> None:
-        """Post what is known; with `until`, wait for the structures of all up to that lane."""
-        while self._returning and self._returning[0].post_return(wait=until is not None):
-            if self._returning.popleft() is until:
-                return
-
-    def flush(self) -> None:
-        """Wait until every send is out."""
-        for name in ("outbox", "feedback_outbox"):
-            if hasattr(self, name):
-                getattr(self, name).flush()
+_UPSTREAM = "an earlier pipeline rank could not go on with this micro-batch"
+_DOWNSTREAM = "a later pipeline rank could not go on with this micro-batch"
+_BRANCH = "the rank of another guidance branch could not go on with this micro-batch"
 
 
 @dataclass(slots=True)
-class _Call:
-    """One transformer call of the step in hand, on this rank."""
+class _Step:
+    """Which exchanges of the step in hand are done. Sets hold indices of transformer calls."""
 
-    taken: bool = False
-    sent: bool = False
-
-
-@dataclass(slots=True)
-class Lane:
-    """The exchanges of micro-batch `key`. Methods are called in the same order on every rank."""
-
-    traffic: Traffic
-    key: str
-    step: int = 0
-    headers: dict[int, Header] = field(default_factory=dict)  # of what arrives, by call
-    sent_headers: dict[int, Header] = field(default_factory=dict)
-    output_specs: dict[int, Spec] = field(default_factory=dict)
-    feedback_specs: tuple[TensorSpec, ...] | None = None
-    gather_like: torch.Tensor | None = None  # shape and dtype of one branch's slot
-    num_slots: int = 0
-    calls: list[_Call] = field(default_factory=list)
+    number: int = 0
+    final: bool = False  # nothing starts from its latents: no feedback
+    num_called: int = 0
+    taken: set[int] = field(default_factory=set)
+    sent: set[int] = field(default_factory=set)
+    has_latents: bool = False  # first rank: the feedback of the step before is taken
     gathered: bool = False
     returned: bool = False
-    broken: bool = False  # the first step failed: nothing more is exchanged
+
+
+class Lane:
+    """The exchanges of micro-batch `key`; its methods are called in one order on every rank.
+
+    `num_calls` is the number of transformer calls per step: one per guidance branch. A step is
+    `begin_step`, `feedback`, `forward` for each call, `gather`, `end_step`; after an exception
+    anywhere in between, and in every later round, `complete_step` does what is left of it.
+    """
+
+    def __init__(self, traffic: Traffic, key: str, num_calls: int) -> None:
+        self._traffic = traffic
+        self._key = key
+        self._calls = range(traffic.cfg_rank, num_calls, traffic.cfg)  # those of this chain
+        self._num_calls = num_calls
+        self._step = _Step()
+        self._arriving: dict[int, Header] = {}  # by call
+        self._leaving: dict[int, Header] = {}
+        self._outputs: dict[int, Spec] = {}
+        self._latents: tuple[TensorSpec, ...] | None = None  # what feedback carries
+        self._slots: torch.Tensor | None = None  # like this rank's part of a gather
+        # A direction is dead when a rank failed before the structures were told.
+        self._in_dead = self._out_dead = self._gather_dead = self._feedback_dead = False
 
     # -- one step -----------------------------------------------------------------------------
 
-    def begin_step(self) -> None:
-        """Before the step's first transformer call."""
-        self.calls, self.gathered, self.returned = [], False, False
+    def begin_step(self, *, final: bool) -> None:
+        """Before anything of a step. `final`: the loop's last one."""
+        self._step = _Step(number=self._step.number, final=final)
+
+    def feedback(self) -> tuple[torch.Tensor, ...] | None:
+        """The new latents, on the first of several ranks, from the second step on; else None."""
+        inbox = self._traffic.feedback_inbox
+        self._step.has_latents = True
+        if inbox is None or self._step.number == 0:
+            return None
+        tensors = self._take_return()
+        if tensors is None:
+            raise PeerFailedError(_DOWNSTREAM)
+        return tensors
 
     def forward(self, model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """One transformer call: the model's output on the last rank, a stand-in elsewhere."""
-        traffic = self.traffic
-        call = len(self.calls)
-        state = _Call()
-        self.calls.append(state)
-        if call % traffic.cfg != traffic.cfg_rank:
-            state.taken = state.sent = True
+        """The next transformer call: its output where this rank computes it, else a stand-in."""
+        traffic, step = self._traffic, self._step
+        call, step.num_called = step.num_called, step.num_called + 1
+        if call >= self._num_calls:
+            raise CommError(f"a step called its transformer more than {self._num_calls} times")
+        if call not in self._calls:
             return self._stand_in(call, args, kwargs)
-        if not isinstance(model, CutModel):  # pp 1
+        if not isinstance(model, CutModel):
             output = model(*args, **kwargs)
-            self._publish_output(call, output, args, kwargs)
-            return output
-        incoming = None if traffic.is_first else self._take(call, state)
-        outcome = model.run(*args, incoming=incoming, **kwargs)
-        if traffic.is_last:
-            self._publish_output(call, outcome, args, kwargs)
-            return outcome
-        self._send(call, state, outcome)
-        return self._stand_in(call, args, kwargs)
+        else:
+            incoming = None if traffic.is_first else self._take(call)
+            output = model.run(*args, incoming=incoming, **kwargs)
+        if not traffic.is_last:
+            self._send(call, output)
+            return self._stand_in(call, args, kwargs)
+        self._publish(call, spec_of(output), args, kwargs)
+        return output
 
-    def gather(self, predictions: list[torch.Tensor]) -> list[torch.Tensor]:
+    def gather(self, predictions: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The true predictions of all branches, on the last rank of every guidance chain.
 
-        `predictions` holds stand-ins of the right shape for branches of other ranks.
+        `predictions`, one per call, holds stand-ins of the right shape for those of other chains.
         """
-        traffic = self.traffic
-        self.gathered = True
+        traffic = self._traffic
         if traffic.cfg == 1 or not traffic.is_last:
-            return predictions
-        if self.step == 0:
-            self.gather_like = predictions[0]
-            self.num_slots = -(-len(predictions) // traffic.cfg)
+            return list(predictions)
+        own = [predictions[call].contiguous() for call in self._calls if call < len(predictions)]
+        num_slots = -(-self._num_calls // traffic.cfg)
+        own += [torch.zeros_like(predictions[0])] * (num_slots - len(own))
+        self._slots = torch.stack(own)
+        if self._step.number == 0:
             self._agree_to_gather(ok=True)
-        own = predictions[traffic.cfg_rank :: traffic.cfg]
-        slots = [*own, *[torch.zeros_like(predictions[0])] * (self.num_slots - len(own))]
-        gathered = self._all_gather(torch.stack([slot.contiguous() for slot in slots]))
-        return [
-            gathered[branch % traffic.cfg][branch // traffic.cfg]
-            for branch in range(len(predictions))
-        ]
+        self._step.gathered = True
+        parts = traffic.all_gather(self._slots)
+        return [parts[call % traffic.cfg][call // traffic.cfg] for call in range(len(predictions))]
 
     def end_step(self, latents: Sequence[torch.Tensor]) -> None:
-        """After the scheduler: the last rank returns `latents`, the first expects them."""
-        traffic = self.traffic
-        if traffic.pp > 1 and traffic.is_last:
+        """After the scheduler. `latents` is what the next step starts from; the last rank sends."""
+        for call in self._calls:
+            # A branch that guidance left out of this step: its peers have posted for it.
+            if call >= self._step.num_called and call in {**self._arriving, **self._leaving}:
+                self._exchange_stand_in(call)
+        if self._traffic.feedback_outbox is not None and not self._step.final:
             self._return(latents)
-        if traffic.pp > 1 and traffic.is_first:
-            traffic.await_feedback(self)
-        self.returned = True
-        if self.step == 0:
-            traffic.end_of_first_step(self)
-        self.step += 1
-
-    def feedback(self) -> tuple[torch.Tensor, ...]:
-        """On the first rank, before a step that is not the first: the new latents."""
-        inbox = self.traffic.feedback_inbox
-        if not inbox.expects(self._feedback_key):
-            self.traffic.post_returns(self)
-        if self.broken:
-            raise PeerFailedError("the last pipeline rank failed")
-        return inbox.take(self._feedback_key)
+        self._finish_step()
 
     # -- failure ------------------------------------------------------------------------------
 
-    def fail_step(self) -> None:
-        """This rank raised in the step: complete its exchanges with stand-ins."""
-        if self.step == 0:
-            self._fail_first_step()
-            return
-        for call, state in enumerate(self._all_calls()):
-            if not state.taken and not self.traffic.is_first:
-                self.traffic.inbox.take(self._arrival_key(call))
-            if not state.sent and not self.traffic.is_last:
-                self.traffic.outbox.send(_zeros(self.sent_headers[call].tensors, self), self.key)
-        if self.gather_like is not None and not self.gathered and self.traffic.cfg > 1:
-            self._all_gather(torch.stack([torch.zeros_like(self.gather_like)] * self.num_slots))
-        if not self.returned:
-            latents = _zeros(self.feedback_specs or (), self)
-            self.end_step(latents)
+    def complete_step(self) -> None:
+        """This rank gave the micro-batch up: do the step's remaining exchanges with stand-ins."""
+        traffic, step = self._traffic, self._step
+        if traffic.feedback_inbox is not None and step.number > 0 and not step.has_latents:
+            self._take_return()
+        for call in self._calls:
+            self._exchange_stand_in(call)
+        if traffic.is_last:
+            self._fail_output()
+            if traffic.cfg > 1 and not step.gathered:
+                self._gather_stand_in()
+        if traffic.feedback_outbox is not None and not (step.returned or step.final):
+            self._return_stand_in()
+        self._finish_step()
 
     def drain(self) -> None:
-        """The micro-batch is dropped: take what is still on its way to this rank."""
-        traffic = self.traffic
-        if traffic.pp > 1 and traffic.is_first and self.step > 0 and not self.broken:
-            if not traffic.feedback_inbox.expects(self._feedback_key):
-                traffic.post_returns(self)
-            if traffic.feedback_inbox.expects(self._feedback_key):
-                traffic.feedback_inbox.take(self._feedback_key)
-        self.close()
+        """The micro-batch is dropped between two rounds: take what is on its way to this rank."""
+        if self._traffic.feedback_inbox is not None and self._step.number > 0:
+            self._take_return()
+        self._forget_buffers()
 
     def close(self) -> None:
-        """Give back the buffers."""
-        if not self.traffic.is_first:
-            for call in self.headers:
-                self.traffic.inbox.forget(f"{self.key}/{call}")
-        if self.traffic.pp > 1 and self.traffic.is_first:
-            self.traffic.feedback_inbox.forget(self.key)
+        """After the final step: give back buffers and erase notes that everyone has read."""
+        traffic = self._traffic
+        self._forget_buffers()
+        if traffic.is_last and traffic.cfg > 1 and not self._gather_dead:
+            traffic.shared_notes.erase(f"{self._key}/gather/{traffic.cfg_rank}")
 
-    # -- receiving ----------------------------------------------------------------------------
+    def _forget_buffers(self) -> None:
+        traffic = self._traffic
+        for call in self._arriving:
+            assert traffic.inbox is not None
+            traffic.inbox.forget(f"{self._key}/{call}")
+        if traffic.feedback_inbox is not None:
+            traffic.feedback_inbox.forget(self._key)
 
-    def post_arrivals(self) -> None:
-        """Post the receives of the coming step; its structures are known."""
-        for call, header in sorted(self.headers.items()):
-            slot = f"{self.key}/{call}"
-            self.traffic.inbox.expect(self._arrival_key(call), header.tensors, slot)
+    # -- posting ahead, for Traffic -----------------------------------------------------------
 
-    def post_return(self, *, wait: bool) -> bool:
-        """Post the feedback receive if its structure is known (or can be waited for)."""
-        if self.feedback_specs is None:
-            notes = self.traffic.notes
-            if not wait and not notes.ready(f"{self.key}/feedback"):
-                return False
-            note = notes.read(f"{self.key}/feedback", erase=True)
-            if note == _FAILED:
-                self.broken = True
-                return True
-            self.feedback_specs = tuple(_tensor_spec(spec) for spec in note)
-        if not self.broken:
-            inbox = self.traffic.feedback_inbox
-            inbox.expect(self._feedback_key, self.feedback_specs, self.key)
+    def post_arrivals(self) -> bool:
+        """Post the receives of the coming step; False while their structures are not known."""
+        if self._in_dead:
+            return True
+        if set(self._calls) - self._arriving.keys():
+            return False
+        for call in self._calls:
+            self._expect(call, self._step.number)
         return True
 
-    def _take(self, call: int, state: _Call) -> Handoff:
-        inbox, key = self.traffic.inbox, self._arrival_key(call)
-        if call not in self.headers:
-            note = self.traffic.notes.read(self._header_key(call, -1), erase=True)
+    def post_return(self, *, wait: bool) -> bool:
+        """Post the receive of the feedback; False while its structure is not known."""
+        inbox, notes = self._traffic.feedback_inbox, self._traffic.notes
+        assert inbox is not None
+        if self._latents is None and not self._feedback_dead:
+            note_key = f"{self._key}/feedback"
+            if not wait and not notes.ready(note_key):
+                return False
+            note = notes.read(note_key, erase=True)
             if note == _FAILED:
-                raise PeerFailedError("the pipeline rank before this one failed")
-            self.headers[call] = Header.from_json(note)
-            inbox.expect(key, self.headers[call].tensors, f"{self.key}/{call}")
-        tensors = inbox.take(key)
-        state.taken = True
-        return Handoff(self.headers[call], tensors)
+                self._feedback_dead = True
+            else:
+                self._latents = tuple(_tensor(spec_from_plain(plain)) for plain in note)
+        if self._latents is not None:
+            inbox.expect(self._return_key, self._latents, self._key)
+        return True
 
-    # -- sending ------------------------------------------------------------------------------
+    # -- forward ------------------------------------------------------------------------------
 
-    def _send(self, call: int, state: _Call, handoff: Handoff) -> None:
-        if call not in self.sent_headers:
-            self.traffic.notes.write(self._header_key(call, 0), handoff.header.to_json())
-        self.sent_headers[call] = handoff.header
-        self.traffic.outbox.send(handoff.tensors, self.key)
-        state.sent = True
+    def _expect(self, call: int, step: int) -> None:
+        inbox = self._traffic.inbox
+        assert inbox is not None
+        slot = f"{self._key}/{call}"
+        inbox.expect(f"{slot}/{step}", self._arriving[call].tensors, slot)
+
+    def _take(self, call: int) -> Handoff:
+        inbox, step = self._traffic.inbox, self._step
+        assert inbox is not None
+        key = f"{self._key}/{call}/{step.number}"
+        if not self._in_dead and call not in self._arriving:
+            sender = self._traffic.pp_rank - 1
+            note = self._traffic.notes.read(f"{self._key}/header/{call}/{sender}", erase=True)
+            if note == _FAILED:
+                self._in_dead = True
+            else:
+                self._arriving[call] = Header.from_json(note)
+        if self._in_dead:
+            raise PeerFailedError(_UPSTREAM)
+        if not inbox.expects(key):
+            self._expect(call, step.number)
+        step.taken.add(call)
+        return Handoff(self._arriving[call], inbox.take(key))
+
+    def _exchange_stand_in(self, call: int) -> None:
+        """What is left of the exchanges of `call`, without computing anything."""
+        traffic, step = self._traffic, self._step
+        if traffic.inbox is not None and call not in step.taken:
+            step.taken.add(call)
+            with suppress(PeerFailedError):
+                self._take(call)
+        if traffic.outbox is not None and call not in step.sent:
+            self._send_stand_in(call)
+
+    def _send(self, call: int, handoff: Handoff) -> None:
+        assert self._traffic.outbox is not None
+        if call not in self._leaving:
+            self._leaving[call] = handoff.header
+            self._traffic.notes.write(self._header_key(call), handoff.header.to_json())
+        elif handoff.header.tensors != self._leaving[call].tensors:
+            raise PeerFailedError("a block's output changed its shape from one step to the next")
+        self._traffic.outbox.send(handoff.tensors, self._key)
+        self._step.sent.add(call)
+
+    def _send_stand_in(self, call: int) -> None:
+        assert self._traffic.outbox is not None
+        if call in self._leaving:
+            device = self._traffic.groups.device
+            specs = self._leaving[call].tensors
+            self._traffic.outbox.send([_zeros(spec, device) for spec in specs], self._key)
+        elif not self._out_dead:
+            self._out_dead = True
+            for unsent in self._calls:
+                if unsent not in self._leaving:
+                    self._traffic.notes.write(self._header_key(unsent), _FAILED)
+        self._step.sent.add(call)
+
+    def _header_key(self, call: int) -> str:
+        return f"{self._key}/header/{call}/{self._traffic.pp_rank}"
+
+    # -- feedback -----------------------------------------------------------------------------
+
+    @property
+    def _return_key(self) -> str:
+        return f"{self._key}/return/{self._step.number}"
+
+    def _take_return(self) -> tuple[torch.Tensor, ...] | None:
+        """The latents that the last rank sent after the step before; None if it gave up."""
+        inbox = self._traffic.feedback_inbox
+        assert inbox is not None
+        self._step.has_latents = True
+        if not (self._feedback_dead or inbox.expects(self._return_key)):
+            self._traffic.post_returns(self)
+        if self._feedback_dead:
+            return None
+        return inbox.take(self._return_key)
 
     def _return(self, latents: Sequence[torch.Tensor]) -> None:
-        pairs = [flatten(tensor) for tensor in latents]
-        if self.feedback_specs is None:
-            self.feedback_specs = tuple(_as_tensor_spec(spec) for spec, _ in pairs)
-            plain = [plain_spec(spec) for spec in self.feedback_specs]
-            self.traffic.notes.write(f"{self.key}/feedback", plain)
-        tensors = [tensor for _, parts in pairs for tensor in parts]
-        self.traffic.feedback_outbox.send(tensors, self.key)
+        outbox = self._traffic.feedback_outbox
+        assert outbox is not None
+        flat = [flatten(tensor) for tensor in latents]
+        if self._latents is None:
+            self._latents = tuple(_tensor(spec) for spec, _ in flat)
+            note = [plain_spec(spec) for spec in self._latents]
+            self._traffic.notes.write(f"{self._key}/feedback", note)
+        outbox.send([tensor for _, tensors in flat for tensor in tensors], self._key)
+        self._step.returned = True
 
-    def _fail_first_step(self) -> None:
-        traffic, notes = self.traffic, self.traffic.notes
-        self.broken = True
-        call = sum(state.sent for state in self.calls)
-        if not traffic.is_last and (not self.calls or not self.calls[-1].sent):
-            notes.write(self._header_key(call, 0), _FAILED)
-        if traffic.is_last:
-            self._publish_failure()
-            if traffic.cfg > 1 and not self.gathered:
-                self._agree_to_gather(ok=False)
-        if traffic.pp > 1 and traffic.is_last and not self.returned:
-            notes.write(f"{self.key}/feedback", _FAILED)
-        traffic.end_of_first_step(self)
+    def _return_stand_in(self) -> None:
+        outbox = self._traffic.feedback_outbox
+        assert outbox is not None
+        if self._latents is not None:
+            device = self._traffic.groups.device
+            outbox.send([_zeros(spec, device) for spec in self._latents], self._key)
+        elif not self._feedback_dead:
+            self._feedback_dead = True
+            self._traffic.notes.write(f"{self._key}/feedback", _FAILED)
+        self._step.returned = True
+
+    def _finish_step(self) -> None:
+        self._step.number += 1
+        self._traffic.stepped(self, returns=not self._step.final)
 
     # -- guidance -----------------------------------------------------------------------------
 
     def _agree_to_gather(self, *, ok: bool) -> None:
-        """Only a first step can find a peer without shapes: say so before the collective."""
-        traffic = self.traffic
-        place = traffic.cfg_rank
-        traffic.replica_notes.write(f"{self.key}/gather/{place}", ok)
-        others = [rank for rank in range(traffic.cfg) if rank != place]
-        answers = [traffic.replica_notes.read(f"{self.key}/gather/{rank}") for rank in others]
-        if ok and not all(answers):
-            raise PeerFailedError("another guidance branch failed")
+        """Before the first gather: a peer that failed has no shapes to take part with."""
+        traffic = self._traffic
+        prefix = f"{self._key}/gather"
+        traffic.shared_notes.write(f"{prefix}/{traffic.cfg_rank}", ok)
+        others = [rank for rank in range(traffic.cfg) if rank != traffic.cfg_rank]
+        answers = [traffic.shared_notes.read(f"{prefix}/{rank}") for rank in others]
+        self._gather_dead = not (ok and all(answers))
+        if ok and self._gather_dead:
+            self._step.gathered = True
+            raise PeerFailedError(_BRANCH)
 
-    def _all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
-        self.gathered = True
-        parts = [torch.empty_like(own) for _ in range(self.traffic.cfg)]
-        with self.traffic.waiting.count("predictions of the other branches"):
-            dist.all_gather(parts, own, group=self.traffic.groups.guidance)
-        return parts
+    def _gather_stand_in(self) -> None:
+        self._step.gathered = True
+        if self._step.number == 0:
+            self._agree_to_gather(ok=False)
+        elif not self._gather_dead:
+            assert self._slots is not None
+            self._traffic.all_gather(torch.zeros_like(self._slots))
 
-    # -- stand-ins ----------------------------------------------------------------------------
+    # -- stand-ins for outputs ----------------------------------------------------------------
 
-    def _publish_output(self, call: int, output: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """Tell the ranks that do not compute this output what it looks like, once per signature."""
-        if call in self.output_specs:
+    def _publish(self, call: int, spec: Spec, args: Any, kwargs: dict[str, Any]) -> None:
+        """Tell ranks that do not compute this output what it looks like, once per signature."""
+        if call in self._outputs:
             return
+        self._outputs[call] = spec
         signature = _signature(call, args, kwargs)
-        if signature not in self.traffic.outputs and self.traffic.groups.layout.group_size > 1:
-            self.traffic.outputs[signature] = spec_of(output)
-            note = plain_spec(self.traffic.outputs[signature])
-            self.traffic.replica_notes.write(f"{self.key}/output/{call}", note)
-        self.output_specs[call] = spec_of(output)
+        if signature not in self._traffic.outputs:
+            self._traffic.outputs[signature] = spec
+            self._traffic.shared_notes.write(f"output/{signature}", plain_spec(spec))
 
-    def _publish_failure(self) -> None:
-        call = len(self.calls) - 1
-        if call >= 0 and call not in self.output_specs:
-            self.traffic.replica_notes.write(f"{self.key}/output/{call}", _FAILED)
+    def _fail_output(self) -> None:
+        for call in self._calls:
+            if call not in self._outputs and self._step.number == 0:
+                self._traffic.shared_notes.write(f"{self._key}/output/{call}", _FAILED)
 
     def _stand_in(self, call: int, args: Any, kwargs: dict[str, Any]) -> Any:
-        spec = self.output_specs.get(call)
-        if spec is None:
+        if call not in self._outputs:
             signature = _signature(call, args, kwargs)
-            spec = self.traffic.outputs.get(signature)
+            spec = self._traffic.outputs.get(signature)
             if spec is None:
-                note = self.traffic.replica_notes.read(f"{self.key}/output/{call}")
+                keys = (f"output/{signature}", f"{self._key}/output/{call}")
+                _, note = self._traffic.shared_notes.read_first(keys)
                 if note == _FAILED:
-                    raise PeerFailedError("the rank that computes this branch failed")
-                spec = self.traffic.outputs[signature] = unplain_spec(note)
-            self.output_specs[call] = spec
-        return blank(spec, self.traffic.groups.device, 0.0)
+                    raise PeerFailedError(_DOWNSTREAM)
+                spec = self._traffic.outputs[signature] = spec_from_plain(note)
+            self._outputs[call] = spec
+        return blank(self._outputs[call], self._traffic.groups.device, 0.0)
+
+
+def _signature(call: int, args: Any, kwargs: dict[str, Any]) -> str:
+    """Equal for calls whose outputs have equal structure: the structures of all tensors given."""
+    given = [*args, *(value for _, value in sorted(kwargs.items()))]
+    tensors = [
+        [list(value.shape), str(value.dtype)] for value in given if isinstance(value, torch.Tensor)
+    ]
+    text = json.dumps([call, sorted(kwargs), tensors])
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _tensor(spec: Spec) -> TensorSpec:
+    assert isinstance(spec, TensorSpec)
+    return spec
+
+
+def _zeros(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    return torch.zeros(spec.wire_shape, dtype=spec.torch_dtype, device=device)

@@ -21,6 +21,8 @@ import torch.distributed as dist
 
 from diffbatch.parallel.structure import TensorSpec
 
+_POLL_S = 0.002
+
 
 class CommError(Exception):
     """A peer is gone or too late. Ends the worker; never the failure of one request."""
@@ -42,7 +44,7 @@ class Waiting:
         begin_s = time.perf_counter()
         try:
             yield
-        except (RuntimeError, dist.DistError) as error:
+        except RuntimeError as error:
             raise CommError(f"while waiting for {what}: {error}") from error
         finally:
             self.seconds += time.perf_counter() - begin_s
@@ -69,6 +71,31 @@ class Notes:
             self.erase(key)
         return value
 
+    def read_first(self, keys: Sequence[str]) -> tuple[str, Any]:
+        """Wait until one of several notes is there; returns its key and value."""
+        with self._waiting.count(f"one of the notes {', '.join(keys)}"):
+            end_s = time.monotonic() + self._timeout.total_seconds()
+            while time.monotonic() < end_s:
+                for key in keys:
+                    if self.ready(key):
+                        return key, json.loads(self._store.get(key))
+                time.sleep(_POLL_S)
+            raise CommError(f"no note {' or '.join(keys)} within {self._timeout}")
+
+    def ready(self, key: str) -> bool:
+        """Whether the note under `key` is there."""
+        return bool(self._store.check([key]))
+
+    def push(self, queue: str, value: Any) -> None:
+        """Put `value` at the end of a queue."""
+        self._store.queue_push(queue, json.dumps(value))
+
+    def pop(self, queue: str) -> Any:
+        """Take the oldest value of a queue that one rank reads; None when it is empty."""
+        if not self._store.queue_len(queue):
+            return None
+        return json.loads(self._store.queue_pop(queue, False))
+
     def erase(self, key: str) -> None:
         """Forget the note under `key`."""
         self._store.delete_key(key)
@@ -89,9 +116,7 @@ class Outbox:
             self._sent.popleft()
         with self._waiting.count(what):
             for tensor in tensors:
-                self._sent.append(
-                    (dist.isend(tensor, dst=self._peer, group=self._group), tensor)
-                )
+                self._sent.append((dist.isend(tensor, dst=self._peer, group=self._group), tensor))
 
     def flush(self) -> None:
         """Wait until everything is sent."""
