@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,7 +108,7 @@ def _other_scheduler(current: Any, choice: dict[str, Any]) -> Any:
     cls = type(current) if name is None else getattr(diffusers, name, None)
     if cls is None or not hasattr(cls, "set_timesteps"):
         raise PlanError(f"diffusers has no scheduler {name}", place="scheduler")
-    unknown = sorted(set(overrides) - set(cls.config_keys()))
+    unknown = sorted(set(overrides) - set(inspect.signature(cls.__init__).parameters))
     if unknown:
         raise PlanError(f"{cls.__name__} takes no {', '.join(unknown)}", place="scheduler")
     return cls.from_config(current.config, **overrides)
