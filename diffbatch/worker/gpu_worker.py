@@ -106,7 +106,7 @@ class GPUWorker:
         self._last_step_event_s = now_s
         done, total = self._executor.steps
         if total:
-            self._post("step", done=done, total=total)
+            self._post("step", steps_done=done, steps_total=total)
 
     def _post(self, event: str, **values: Any) -> None:
         self._board.post({"event": event, "replica": self._replica, **values})
