@@ -88,7 +88,7 @@ def test_a_folder_below_the_working_folder_is_shown_relative(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = Outcome.of(tmp_path / "out", set(), {}, made=0, signal=None)
-    assert list(outcome.lines())[0].endswith(": out")
+    assert next(outcome.lines()).endswith(": out")
 
 
 def test_the_last_line_of_json_has_every_count() -> None:
