@@ -19,7 +19,6 @@ from diffbatch.worker.link import KEY_VARIABLE, Message, SocketLink
 from diffbatch.worker.spec import WorkerSpec
 from tests.unit.test_launch_feed import batches_of
 
-
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -169,7 +168,7 @@ def test_a_fatal_error_of_a_rank_is_told_and_ends_the_group(
         link = fake.connect()
         next(events)
         link.send({"event": "fatal", "rank": 1, "error": "vae does not load", "exit_code": code})
-        with pytest.raises(kind, match="^vae does not load$"):
+        with pytest.raises(kind, match=r"^vae does not load$"):
             next(events)
         assert fake.killed
 
