@@ -35,8 +35,10 @@ def main() -> None:
     try:
         app()
     except DiffbatchError as error:
+        from diffbatch.terminal import printable
+
         for problem in error.problems:
-            sys.stderr.write(f"diffbatch: {problem}\n")
+            sys.stderr.write(f"diffbatch: {printable(str(problem))}\n")
         sys.exit(error.exit_code)
     except Exception:  # noqa: BLE001 the command boundary
         traceback.print_exc()

@@ -49,14 +49,20 @@ def _show(found: dict[str, Any], console: Console) -> None:
     from rich.text import Text
 
     from diffbatch.plan.layout import AXES
+    from diffbatch.terminal import printable
+
+    def text(value: object) -> Text:
+        return Text(printable(str(value)))
 
     def table(title: str, *columns: str) -> Table:
-        made = Table(*columns, title=title, title_justify="left", title_style="bold", box=None)
+        made = Table(
+            *columns, title=text(title), title_justify="left", title_style="bold", box=None
+        )
         return made
 
     model = found["model"]
     console.print(
-        Text(
+        text(
             f"{found['requests']} requests ({found['duplicates']} repeated), "
             f"{found['micro_batches']} micro-batches of up to {found['batch_size']} "
             f"-> {found['output']}"
@@ -64,29 +70,29 @@ def _show(found: dict[str, Any], console: Console) -> None:
     )
     if found["ignored"]:
         names = ", ".join(found["ignored"])
-        console.print(Text(f"without effect here ({model['class']}): {names}"))
+        console.print(text(f"without effect here ({model['class']}): {names}"))
     if resume := found["resume"]:
         console.print(
-            Text(f"{resume['done']} done, {resume['failed']} failed, {resume['pending']} to make")
+            text(f"{resume['done']} done, {resume['failed']} failed, {resume['pending']} to make")
         )
     first = table("First requests", "index", "seed", "file", "prompt")
     for req in found["first"]:
         first.add_row(
-            str(req["index"]), str(req["seed"]), Text(req["file"]), Text(_short(req["prompt"]))
+            str(req["index"]), str(req["seed"]), text(req["file"]), text(_short(req["prompt"]))
         )
     console.print(first)
     shapes = table("Micro-batches", "number", "branches", "tokens", "parameters")
     for shape in found["shapes"]:
         params = ", ".join(f"{name} {value}" for name, value in shape["params"].items())
         shapes.add_row(
-            str(shape["micro_batches"]), str(shape["branches"]), str(shape["tokens"]), Text(params)
+            str(shape["micro_batches"]), str(shape["branches"]), str(shape["tokens"]), text(params)
         )
     console.print(shapes)
     weights = table(f"Weights of {model['name']} ({model['class']})", "component", "class", "MB")
     for component in model["components"]:
         if component["weight_bytes"]:
             size = f"{component['weight_bytes'] / 1e6:.1f}"
-            weights.add_row(component["name"], component["class"], size)
+            weights.add_row(text(component["name"]), text(component["class"]), size)
     weights.add_row("total", "", f"{model['weight_bytes'] / 1e6:.1f}")
     console.print(weights)
     axes = [axis for axis in AXES if axis == "replicas" or found["layout"][axis] > 1]

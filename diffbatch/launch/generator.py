@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from diffbatch.errors import JobError, WorkerError
+from diffbatch.job.load import load_prompts
 from diffbatch.job.overrides import CommandLine
 from diffbatch.launch.group import WorkerGroup
 from diffbatch.launch.layout import choose_layout
@@ -137,12 +138,12 @@ class DiffGenerator:
             raise JobError("give at least one prompt")
         spec = self._prepared.job.spec
         keys = {
-            "model": str(self._prepared.facts.folder),
+            "model": str(self._prepared.facts.folder),  # not read again
             "name": f"{self._next_call():03d}-{{index:05d}}-{{slug}}-{{seed}}",
             **{key: getattr(spec, key) for key in ("dtype", "format", "batch_size")},
         }
-        command_line = CommandLine(keys=keys, params=params)
-        call = replace(self._prepared, job=prepare(None, prompts, command_line).job)
+        job = load_prompts(prompts, CommandLine(keys=keys, params=params))
+        call = replace(self._prepared, job=job)
         return [self._unique(req) for req in call.reqs()]
 
     def _next_call(self) -> int:

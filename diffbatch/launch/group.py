@@ -139,8 +139,8 @@ class WorkerGroup:
         while True:
             try:
                 link = SocketLink(self._listener.accept())
-            except AuthenticationError:
-                continue
+            except (AuthenticationError, EOFError, ConnectionError):
+                continue  # a stranger, or a worker that was killed while it connected
             except OSError:  # the listener was closed
                 return
             self._events.put({"event": "connected", "link": link})

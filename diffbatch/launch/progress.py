@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import IO, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
+from diffbatch.terminal import printable
 from diffbatch.worker.link import Message
 
 _PLAIN_EVERY_S = 10.0
@@ -42,7 +41,7 @@ class Tally:
             case "started":
                 self.replicas[replica] = f"making {', '.join(event['ids'])}"
             case "step":
-                self.replicas[replica] = f"step {event['done']}/{event['total']}"
+                self.replicas[replica] = f"step {event['steps_done']}/{event['steps_total']}"
             case "record":
                 ok = event["record"]["status"] == "ok"
                 self.done += ok
@@ -99,9 +98,9 @@ class QuietReporter:
 class JsonReporter:
     """One JSON object per line, for scripts."""
 
-    def __init__(self, tally: Tally, write: Callable[[str], Any] = sys.stdout.write) -> None:
+    def __init__(self, tally: Tally, stream: IO[str]) -> None:
         self._tally = tally
-        self._write = write
+        self._stream = stream
 
     def event(self, event: Message) -> None:
         """See `Reporter.event`."""
@@ -109,8 +108,8 @@ class JsonReporter:
         if event["event"] in {"connected", "disconnected", "launch"}:
             return
         counts = {"done": self._tally.done, "failed": self._tally.failed}
-        self._write(json.dumps({**event, **counts, "of": self._tally.total}) + "\n")
-        sys.stdout.flush()
+        self._stream.write(json.dumps({**event, **counts, "of": self._tally.total}) + "\n")
+        self._stream.flush()
 
     def close(self) -> None:
         """See `Reporter.close`."""
@@ -138,7 +137,7 @@ class PlainReporter:
         """See `Reporter.close`."""
 
     def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(Text(printable(line)), soft_wrap=True)
 
 
 class BarReporter:
@@ -162,9 +161,8 @@ class BarReporter:
         tally.note(event)
         if event["event"] == "record" and event["record"]["status"] == "failed":
             record = event["record"]
-            self._live.console.print(
-                f"failed: {record['file']}: {record['error']}", markup=False, highlight=False
-            )
+            line = f"failed: {record['file']}: {record['error']}"
+            self._live.console.print(Text(printable(line)), soft_wrap=True)
         self._progress.update(
             self._task, completed=tally.done + tally.failed, text=self._bar_text()
         )
@@ -192,7 +190,7 @@ class BarReporter:
 def make_reporter(tally: Tally, console: Console, *, as_json: bool, quiet: bool) -> Reporter:
     """The reporter that fits the flags and the terminal."""
     if as_json:
-        return JsonReporter(tally)
+        return JsonReporter(tally, console.file)
     if quiet:
         return QuietReporter(tally)
     return BarReporter(tally, console) if console.is_terminal else PlainReporter(tally, console)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from diffbatch.launch.devices import num_gpus
 from diffbatch.launch.group import WorkerGroup
@@ -23,6 +24,7 @@ from diffbatch.output.resume import select
 from diffbatch.plan.batches import work_queue
 from diffbatch.plan.layout import Layout
 from diffbatch.req import MicroBatch
+from diffbatch.terminal import printable
 from diffbatch.worker.link import Message
 from diffbatch.worker.spec import WorkerSpec
 
@@ -112,7 +114,7 @@ def carry_out(prepared: Prepared, choices: RunChoices, console: Console, work: W
 
 def _say(console: Console, choices: RunChoices, text: str) -> None:
     if not (choices.quiet or choices.as_json):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(Text(printable(text)), soft_wrap=True)
 
 
 def _report(

@@ -39,6 +39,7 @@ class Torchrun:
             *("-m", "diffbatch.worker.main", *arguments),
         ]
         with log_path.open("ab") as log:
+            self._log_begin = log.tell()  # what earlier runs wrote is before it
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -70,7 +71,9 @@ class Torchrun:
 
     def cause(self) -> str:
         """How the first worker to fail ended, as torchrun's log tells it; "" when it does not."""
-        text = self._log_path.read_text(encoding="utf-8", errors="replace")
+        with self._log_path.open("rb") as log:
+            log.seek(self._log_begin)
+            text = log.read().decode(errors="replace")
         found = _EXIT_CODE.search(text)
         if found is None:
             return ""

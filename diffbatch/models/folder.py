@@ -152,7 +152,10 @@ def _defaults(
         defaults |= {"height": side, "width": side}
     own = folder / DEFAULTS_FILE
     if own.is_file():
-        data = yaml.safe_load(own.read_text(encoding="utf-8")) or {}
+        try:
+            data = yaml.safe_load(own.read_text(encoding="utf-8")) or {}
+        except (ValueError, yaml.YAMLError) as error:
+            raise PlanError(f"not valid YAML: {error}", place=str(own)) from error
         wanted = data.get("defaults", {}) if isinstance(data, dict) else {}
         unknown = sorted(set(wanted) - line.params) if isinstance(wanted, dict) else ["defaults"]
         if unknown:

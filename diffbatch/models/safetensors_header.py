@@ -75,7 +75,7 @@ def _entries(path: Path, file: BinaryIO) -> tuple[TensorEntry, ...]:
             for name, value in header.items()
             if name != "__metadata__"
         ]
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
         raise PlanError(
             f"not a whole safetensors file ({error}); download or save the model again",
             place=str(path),

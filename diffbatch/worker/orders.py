@@ -130,7 +130,7 @@ class Leader:
         done, total = self._executor.steps
         if total and now_s - self._last_step_event_s >= _STEP_EVENT_S:
             self._last_step_event_s = now_s
-            self._post("step", done=done, total=total)
+            self._post("step", steps_done=done, steps_total=total)
 
     def _post(self, event: str, **values: Any) -> None:
         self._board.post({"event": event, "replica": self._replica, **values})

@@ -1,0 +1,50 @@
+"""Signals that ask for a stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from diffbatch.launch.signals import STOP_SIGNALS, StopFlag, stop_on_signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_the_first_signal_asks_for_a_stop_and_is_named(number: signal.Signals) -> None:
+    calls: list[None] = []
+    with stop_on_signals(lambda: calls.append(None)) as flag:
+        assert not flag
+        os.kill(os.getpid(), number)
+        assert flag
+        assert flag.name == number.name
+    assert len(calls) == 1
+
+
+def test_a_second_interrupt_ends_at_once_and_a_second_sigterm_does_not() -> None:
+    with stop_on_signals(lambda: None):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_handlers_of_before_come_back() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with stop_on_signals(lambda: None):
+        assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+
+def test_outside_the_main_thread_the_flag_stays_down() -> None:
+    flags: list[StopFlag] = []
+
+    def enter() -> None:
+        with stop_on_signals(lambda: None) as flag:
+            flags.append(flag)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert [flag.name for flag in flags] == [None]

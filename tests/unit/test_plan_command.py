@@ -1,0 +1,109 @@
+"""`diffbatch plan`: what it counts, what it shows, and that texts are only texts to it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from diffbatch.cli.main import app
+from diffbatch.errors import PlanError
+from diffbatch.job.overrides import CommandLine
+from diffbatch.launch.plan import NUM_FIRST, make_plan
+from diffbatch.launch.prepare import Prepared, prepare
+from tests.unit.model_kit import make_model
+
+JOB = """
+model: {model}
+output: out
+defaults: {{height: 64, width: 64, num_frames: 1, num_inference_steps: 4}}
+prompts:
+- a cat
+- {{prompt: "a {{color}} dog", with: {{color: [red, blue]}}, seed: [1, 2]}}
+- {{prompt: a cat, guidance_scale: 1.0, negative_prompt: blurry}}
+- a cat
+- {{prompt: a clip, num_frames: 5, fps: 8}}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    make_model(tmp_path / "m")
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.format(model="m"))
+    return path
+
+
+def prepared_of(job: Path | None, *prompts: str, **keys: Any) -> Prepared:
+    dotted = {name.replace("__", "."): value for name, value in keys.items()}
+    return prepare(job, prompts, CommandLine(keys=dotted))
+
+
+def test_plan_counts_what_a_run_would_do(job: Path) -> None:
+    plan = make_plan(prepared_of(job, parallel__replicas=3))
+    assert json.loads(json.dumps(plan)) == plan
+    assert (plan["requests"], plan["duplicates"], plan["micro_batches"]) == (8, 1, 8)
+    assert plan["ignored"] == ["negative_prompt"]
+    assert len(plan["first"]) == NUM_FIRST
+    assert plan["first"][0]["file"] == "00000-a-cat-0.png"
+    assert plan["layout"]["replicas"] == 3
+    assert [rank["replica"] for rank in plan["layout"]["ranks"]] == [0, 1, 2]
+    assert plan["model"]["weight_bytes"] == 96
+    assert plan["resume"] is None
+    assert not (job.parent / "out").exists()
+    shapes = {
+        (s["params"]["num_frames"], s["branches"]): s["micro_batches"] for s in plan["shapes"]
+    }
+    assert shapes == {(1, 2): 6, (1, 1): 1, (5, 2): 1}
+
+
+def test_batch_size_makes_fewer_micro_batches(job: Path) -> None:
+    plan = make_plan(prepared_of(job, batch_size=4))
+    assert (plan["batch_size"], plan["micro_batches"]) == (4, 4)
+
+
+def test_model_of_the_job_is_relative_to_it_and_that_of_the_command_line_to_here(
+    job: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path_factory.mktemp("here")
+    make_model(here / "m", "StableDiffusion3Pipeline")
+    monkeypatch.chdir(here)
+    assert prepared_of(job).facts.class_name == "WanPipeline"
+    given = prepare(None, ["a cat"], CommandLine(keys={"model": "m", "output": "o"}))
+    assert given.facts.class_name == "StableDiffusion3Pipeline"
+    sd3 = prepare(
+        job, [], CommandLine(keys={"model": "m"}, params={"num_frames": 1})
+    )  # the job lies elsewhere
+    assert sd3.facts.class_name == "StableDiffusion3Pipeline"
+
+
+@pytest.mark.parametrize("axis", ["pp", "cfg", "tp", "ulysses", "ring"])
+def test_what_this_version_cannot_split_is_refused(job: Path, axis: str) -> None:
+    with pytest.raises(PlanError, match=f"parallel.{axis}: found 2, .*leave it out or write 1"):
+        prepared_of(job, **{f"parallel__{axis}": 2})
+
+
+HOSTILE = '[red]no[/blue] [/] :cat: \x1b[31mred\x1b]0;title\x07 "q"'
+
+
+def test_hostile_texts_are_shown_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich markup, emoji names and terminal codes in prompts, names and the model's own files."""
+    monkeypatch.setenv("COLUMNS", "200")
+    model = make_model(tmp_path / "m[/red]")
+    index = json.loads((model / "model_index.json").read_text())
+    index["vae"][1] = "[/] :dog:"
+    (model / "model_index.json").write_text(json.dumps(index))
+    (tmp_path / "p.txt").write_text(f"{HOSTILE}\n")
+    job = tmp_path / "job.yaml"
+    job.write_text("model: 'm[/red]'\noutput: 'out[/b]'\nprompts:\n- {file: p.txt}\n")
+    result = CliRunner().invoke(app, ["plan", str(job)], catch_exceptions=False)
+    assert result.exit_code == 0
+    for text in ("[red]no[/blue] [/] :cat:", "m[/red]", "out[/b]", "[/] :dog:"):
+        assert text in result.output
+    assert "\x07" not in result.output
+    assert "\x1b" not in re.sub(r"\x1b\[[0-9;]*m", "", result.output), "only rich's own styles"
+    assert "\x1b[31mred" not in result.output
