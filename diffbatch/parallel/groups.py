@@ -34,17 +34,24 @@ class Groups:
     finals: Any  # finished latents, to the rank that decodes them
 
 
-def make_groups(layout: Layout, rank: int, device: torch.device) -> Groups:
-    """Make every group of the layout and return those of `rank`. Every rank must call it."""
+def make_groups(layout: Layout, rank: int, device: torch.device, timeout_s: float) -> Groups:
+    """Make every group of the layout and return those of `rank`. Every rank must call it.
+
+    `timeout_s` bounds every wait for a peer.
+    """
+
+    def make(*axes: Axis) -> Any:
+        return _make(layout, rank, axes, timedelta(seconds=timeout_s))
+
     return Groups(
         layout=layout,
         rank=rank,
         device=device,
-        forward=_make(layout, rank, "pp"),
-        feedback=_make(layout, rank, "pp"),
-        guidance=_make(layout, rank, "cfg"),
-        replica=_make(layout, rank, *_INSIDE),
-        finals=_make(layout, rank, *_INSIDE),
+        forward=make("pp"),
+        feedback=make("pp"),
+        guidance=make("cfg"),
+        replica=make(*_INSIDE),
+        finals=make(*_INSIDE),
     )
 
 
@@ -66,12 +73,12 @@ def start_process_group(
     )
 
 
-def _make(layout: Layout, rank: int, *axes: Axis) -> Any:
+def _make(layout: Layout, rank: int, axes: tuple[Axis, ...], timeout: timedelta) -> Any:
     mine = None
     for members in layout.groups(*axes):
         if len(members) == 1:
             continue
-        group = dist.new_group(list(members))
+        group = dist.new_group(list(members), timeout=timeout)
         if rank in members:
             mine = group
     return mine

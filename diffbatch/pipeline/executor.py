@@ -185,6 +185,7 @@ class ParallelExecutor:
     # -- stepping -----------------------------------------------------------------------------
 
     def _step(self, flight: Flight) -> None:
+        flight.begin_step()
         if flight.failed:
             flight.skip_step()
             return

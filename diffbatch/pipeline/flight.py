@@ -34,12 +34,16 @@ class Flight:
     latents: tuple[str, ...] = ()  # names in the loop's state that a step replaces
     failed: bool = False  # on this rank
 
+    def begin_step(self) -> None:
+        """Before `step` or `skip_step`; cannot fail for this micro-batch alone."""
+        if self.lane is not None:
+            self.lane.begin_step(final=self.loop.done + 1 == len(self.loop.steps))
+
     def step(self) -> None:
         """Take the next denoise step."""
         if self.lane is None:
             self.stages.denoise.step(self.components, self.loop)
             return
-        self.lane.begin_step(final=self.on_final_step)
         returned = self.lane.feedback()
         for name, tensor in zip(self.latents, returned or (), strict=returned is not None):
             setattr(self.loop.block_state, name, tensor)
@@ -54,14 +58,8 @@ class Flight:
     def skip_step(self) -> None:
         """A failed flight's share of a round: keep its peers from waiting."""
         if self.lane is not None:
-            self.lane.begin_step(final=self.on_final_step)
             self.lane.complete_step()
         self.loop.done += 1
-
-    @property
-    def on_final_step(self) -> bool:
-        """Whether the coming step is the last one."""
-        return self.loop.done + 1 == len(self.loop.steps)
 
     def finals(self) -> list[str]:
         """Names of the tensors that denoising made and decoding reads, the same on every rank."""

@@ -168,7 +168,8 @@ def _team(spec: WorkerSpec, env: RankEnv, store: Any, device: torch.device) -> T
     if spec.layout.group_size > 1:
         groups_store = PrefixStore("groups", store)
         start_process_group(groups_store, env.rank, env.world_size, device, spec.timeout_s)
-    return Team(make_groups(spec.layout, env.rank, device), store, spec.timeout_s)
+    groups = make_groups(spec.layout, env.rank, device, spec.timeout_s)
+    return Team(groups, store, spec.timeout_s)
 
 
 def _load_facts(model: LoadedModel) -> dict[str, dict[str, int]]:
