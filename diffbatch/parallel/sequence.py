@@ -6,14 +6,20 @@ same hooks and the same configuration work on the process groups of one replica,
 
 from __future__ import annotations
 
-from functools import cache
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
 from diffusers import ContextParallelConfig
-from diffusers.hooks.context_parallel import apply_context_parallel
+from diffusers.hooks import HookRegistry, ModelHook
+from diffusers.hooks.context_parallel import (
+    _CONTEXT_PARALLEL_OUTPUT_HOOK_TEMPLATE,
+    apply_context_parallel,
+)
 from diffusers.models import attention_dispatch
-from diffusers.models._modeling_parallel import ParallelConfig
+from diffusers.models._modeling_parallel import ParallelConfig, gather_size_by_comm
 from diffusers.models.attention import AttentionModuleMixin
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from diffusers.models.attention_processor import Attention
@@ -36,15 +42,18 @@ def apply_sequence_parallel(
     """Make `model` split its tokens over the ranks of `both`, in place.
 
     `ring` and `ulysses` are this rank's process groups on these axes, None for one rank; `both`
-    holds the ranks of the two, ring slower (None: nothing changes). Works before and after a cut,
-    before and after tensors are cut. Afterwards every rank of `both` must run the same forwards in
-    the same order with the same whole arguments; block outputs hold L/sp local tokens, and the last
-    segment returns the whole output on every rank. `uneven` lets lengths that do not divide split
-    into parts that differ by one, for ulysses or ring alone; it costs a small gather of lengths in
-    every attention.
+    holds the ranks of the two, ring slower (None: nothing changes). Give it the `CutModel` where
+    there is one; tensors may be cut before or after.
+
+    Afterwards every rank of `both` must run the same forwards in the same order, with the same
+    whole arguments. Block outputs hold L/sp local tokens; the last segment returns the whole output
+    on every rank. `uneven` lets lengths that do not divide split into parts that differ by one, for
+    ulysses or ring alone; it costs a small gather of lengths in every attention.
     """
     if both is None:
         return
+    # diffusers calls it; a user can do nothing about it.
+    warnings.filterwarnings("ignore", r".*all_gather_tensor` is deprecated", FutureWarning)
     inner: Any = model.model if isinstance(model, CutModel) else model
     plan = getattr(inner, "_cp_plan", None)
     if plan is None:
@@ -58,6 +67,17 @@ def apply_sequence_parallel(
             _configure(path, module, config, device)
     inner._parallel_config = config
     apply_context_parallel(inner, config.context_parallel_config, plan)
+    if uneven:
+        _gather_uneven(inner, plan, both)
+    if isinstance(model, CutModel):
+        model.agree = partial(_agree, group=both, device=device)
+
+
+def _agree(answer: bool, *, group: Any, device: torch.device) -> bool:
+    """Whether the answer is yes on every rank of the group; all must call it."""
+    found = torch.tensor(int(answer), device=device)
+    distributed.all_reduce(found, distributed.ReduceOp.MIN, group=group)
+    return bool(found)
 
 
 def _configuration(
@@ -114,6 +134,44 @@ def _configure(path: str, module: Any, config: ParallelConfig, device: torch.dev
     processor._parallel_config = config
 
 
+def _gather_uneven(model: nn.Module, plan: Mapping[str, Any], group: Any) -> None:
+    """Replace the hooks that gather parts of unlike length: gloo takes only parts of one length."""
+    for path, outputs in plan.items():
+        if isinstance(outputs, dict):  # a split
+            continue
+        entries = outputs if isinstance(outputs, list | tuple) else [outputs]
+        dims = [None if entry is None else entry.gather_dim for entry in entries]
+        registry = HookRegistry.check_if_exists_or_initialize(model.get_submodule(path))
+        name = _CONTEXT_PARALLEL_OUTPUT_HOOK_TEMPLATE.format(path)
+        registry.remove_hook(name, recurse=False)
+        registry.register_hook(_UnevenGatherHook(dims, group), name)
+
+
+class _UnevenGatherHook(ModelHook):  # type: ignore[misc]  # diffusers is not typed
+    """Puts the parts of all ranks together in each output; padded on the way to one length."""
+
+    def __init__(self, dims: Sequence[int | None], group: Any) -> None:
+        super().__init__()
+        self._dims, self._group = dims, group
+
+    def post_forward(self, _module: nn.Module, output: Any) -> Any:
+        """The whole output, on every rank of the group; all must call it."""
+        outputs = [output] if isinstance(output, torch.Tensor) else list(output)
+        for at, dim in enumerate(self._dims):
+            if dim is not None:
+                outputs[at] = self._whole(outputs[at], dim)
+        return outputs[0] if isinstance(output, torch.Tensor) else tuple(outputs)
+
+    def _whole(self, part: torch.Tensor, dim: int) -> torch.Tensor:
+        lengths = gather_size_by_comm(part.shape[dim], self._group)
+        padded = part.new_zeros([*part.shape[:dim], max(lengths), *part.shape[dim + 1 :]])
+        padded.narrow(dim, 0, part.shape[dim]).copy_(part)
+        parts = [torch.empty_like(padded) for _ in lengths]
+        distributed.all_gather(parts, padded, group=self._group)
+        pairs = zip(parts, lengths, strict=True)
+        return torch.cat([whole.narrow(dim, 0, length) for whole, length in pairs], dim)
+
+
 @cache
 def _cpu_backend() -> AttentionBackendName:
     """A backend of ours, as diffusers' native one but with the log-sum-exp that a ring needs.
@@ -140,7 +198,11 @@ def _cpu_attention(  # noqa: PLR0913  diffusers passes the options that are name
     _parallel_config: ParallelConfig | None = None,
 ) -> torch.Tensor:
     """Attention of (B, L, N, K) tensors, L/sp local where `_parallel_config` is set."""
-    options = {"dropout_p": dropout_p, "is_causal": is_causal, "enable_gqa": enable_gqa}
+    options: dict[str, Any] = {
+        "dropout_p": dropout_p,
+        "is_causal": is_causal,
+        "enable_gqa": enable_gqa,
+    }
     options |= {"attn_mask": attn_mask, "scale": scale}
     if _parallel_config is None:
         found = attention_dispatch._native_attention(query, key, value, **options)

@@ -55,8 +55,8 @@ def apply_tensor_parallel(model: nn.Module | CutModel, group: Any) -> None:
     plan = _plan(inner)
     share = TensorShare(tp=distributed.get_world_size(group), rank=distributed.get_rank(group))
     for path, module, style in list(_planned(inner, plan)):
-        if module.weight.is_meta:  # in a block of another pipeline rank
-            continue
+        if module.weight is not None and module.weight.is_meta:
+            continue  # in a block of another pipeline rank
         full = _full_size(module, style)
         for own in _TENSORS:
             dim = plan.dim_of(f"{path}.{own}")

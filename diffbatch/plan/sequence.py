@@ -58,8 +58,8 @@ def sequence_problem(
 ) -> str | None:
     """Why this class cannot run with the layout's ulysses and ring, or None.
 
-    `tokens` are the lengths of the sequences that are split: latent tokens, and those of the text
-    where `splits_text`.
+    `heads` is what `heads_of` gives, `tokens` are the lengths of the sequences that are split:
+    latent tokens, and those of the text where `splits_text`.
     """
     degree = layout.ulysses * layout.ring
     if degree == 1:

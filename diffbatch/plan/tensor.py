@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import gcd
 from typing import Literal
 
 from diffbatch.errors import PlanError
@@ -20,8 +21,9 @@ from diffbatch.plan.tensor_plans import HEADS, STYLES
 
 Kind = Literal["colwise", "rowwise", "norm"]
 
-_DIMS: dict[str, dict[Kind, int]] = {  # a tensor's own name -> the dim that is cut; bias of rowwise
-    "weight": {"colwise": 0, "rowwise": 1, "norm": 0},  # layers stays whole
+# The dim that is cut. The bias of a rowwise layer stays whole: it is added after the sum.
+_DIMS: dict[str, dict[Kind, int]] = {
+    "weight": {"colwise": 0, "rowwise": 1, "norm": 0},
     "bias": {"colwise": 0},
 }
 
@@ -130,7 +132,10 @@ def tensor_problem(
     heads: int,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> str | None:
-    """Why this class cannot run with the layout's tp, or None. `shapes` are those on disk."""
+    """Why this class cannot run with the layout's tp, or None.
+
+    `heads` is what `heads_of` gives, `shapes` are those of the stored tensors.
+    """
     tp = layout.tp
     if tp == 1:
         return None
@@ -150,6 +155,22 @@ def tensor_problem(
                 f"{dim}; nearest: {nearest_degrees(shape[dim], tp)}"
             )
     return None
+
+
+def heads_of(config: Mapping[str, object]) -> int:
+    """The number that every degree must divide which shares out heads, from a config.json.
+
+    That of the heads, or the greatest common divisor where streams have their own. PlanError
+    without one.
+    """
+    found = [
+        value
+        for key, value in config.items()
+        if key.endswith("num_attention_heads") and isinstance(value, int)
+    ]
+    if not found:
+        raise PlanError("the config of the transformer names no num_attention_heads; use --tp 1")
+    return gcd(*found)
 
 
 def heads_problem(class_name: str, layout: Layout, heads: int) -> str | None:

@@ -1,7 +1,8 @@
-"""What tests of tensor and sequence parallelism run on every rank: groups, segments, comparisons."""
+"""What tests of tp and sp run on every rank: groups, forwards, comparisons."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.parity.cutting import leaves
 from tests.parity.tiny_base import Tiny
 from tests.parity.tiny_transformers import TINY
 
+_TEXT_DIMS = {"encoder_hidden_states": 1, "encoder_hidden_states_mask": 1, "txt_ids": 0}
+
 
 def group(layout: Layout, *axes: Axis) -> Any:
     """This rank's process group on `axes`; None for one rank. Every rank must call it."""
@@ -30,31 +33,34 @@ def group(layout: Layout, *axes: Axis) -> Any:
 
 def parallelize(model: nn.Module | CutModel, layout: Layout, *, uneven: bool = False) -> None:
     """Both ways to share out a model's work, as the layout says. Every rank must call it."""
-    groups = [group(layout, "tp"), group(layout, "ring"), group(layout, "ulysses")]
-    tensor, ring, ulysses = groups
-    apply_tensor_parallel(model, tensor)
+    apply_tensor_parallel(model, group(layout, "tp"))
     apply_sequence_parallel(
         model,
-        ring=ring,
-        ulysses=ulysses,
+        ring=group(layout, "ring"),
+        ulysses=group(layout, "ulysses"),
         both=group(layout, "ring", "ulysses"),
         device=torch.device("cpu"),
         uneven=uneven,
     )
 
 
-def tiny_of(name: str, *, heads: int = 2, text: int | None = None) -> Tiny:
-    """The tiny configuration of a class, with `heads` heads and the text cut to `text` tokens."""
-    tiny = TINY[name]
+def tiny_of(name: str, changes: Mapping[str, Any] | None = None, **inputs: Any) -> Tiny:
+    """The tiny configuration of a class with 4 heads and 4 text tokens, which ranks can share.
 
-    def inputs() -> dict[str, Any]:
-        found = tiny.inputs()
-        for key, dim in (("encoder_hidden_states", 1), ("txt_ids", 0)):
-            if text is not None and key in found:
-                found[key] = found[key].narrow(dim, 0, text)
+    `changes` override the configuration, `inputs` arguments of the forward.
+    """
+    tiny = TINY[name]
+    heads = {"num_attention_heads": 4, "caption_projection_dim": 4 * 8}
+    config = {**tiny.config, **{key: heads[key] for key in heads.keys() & tiny.config.keys()}}
+
+    def make() -> dict[str, Any]:
+        found = {**tiny.inputs(), **inputs}
+        for key, dim in _TEXT_DIMS.items():
+            if key in found and key not in inputs:
+                found[key] = found[key].narrow(dim, 0, 4)
         return found
 
-    return replace(tiny, config={**tiny.config, "num_attention_heads": heads}, inputs=inputs)
+    return replace(tiny, config={**config, **(changes or {})}, inputs=make)
 
 
 @torch.inference_mode()
