@@ -27,6 +27,11 @@ class SequencePlan:
         """Whether text tokens are split, as in joint attention, and so must split evenly, too."""
         return "encoder_hidden_states" in self.inputs
 
+    @property
+    def masked(self) -> bool:
+        """Whether attention takes a mask of tokens, which a ring cannot pass around."""
+        return any(name.endswith("mask") for name in self.inputs)
+
 
 @cache
 def sequence_plan_of(class_name: str) -> SequencePlan | None:
@@ -64,13 +69,16 @@ def sequence_problem(
     degree = layout.ulysses * layout.ring
     if degree == 1:
         return None
-    if sequence_plan_of(class_name) is None:
+    plan = sequence_plan_of(class_name)
+    if plan is None:
         return (
             f"{class_name} has no plan for sequence parallelism (_cp_plan) in diffusers; use "
             "--ulysses 1 and --ring 1, and --pp or --replicas to use more ranks"
         )
     if (problem := heads_problem(class_name, layout, heads)) is not None:
         return problem
+    if layout.ring > 1 and plan.masked:
+        return f"{class_name} masks its attention, which ring cannot split; use --ulysses instead"
     if layout.ring > 1 and not on_cpu and dtype == "float32":
         return (
             "ring needs attention that returns the log-sum-exp, which torch has in float32 only on "

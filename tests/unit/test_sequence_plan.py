@@ -30,6 +30,8 @@ def test_joint_attention_splits_the_text_too() -> None:
         (WAN, Layout(ring=5), [32760], None),  # a ring shares out no heads
         (SD3, Layout(ulysses=2), [], r"SD3\w+ has no plan for sequence parallelism \(_cp_plan\)"),
         (SD3, Layout(ring=2), [], "SD3.* has no plan"),
+        ("QwenImageTransformer2DModel", Layout(ring=2), [], "masks its attention"),
+        ("QwenImageTransformer2DModel", Layout(ulysses=2), [17], None),
         (WAN, Layout(ulysses=5), [], "ulysses 5 does not divide the 12 heads .* nearest: 4 or 6"),
         (WAN, Layout(ulysses=3, tp=2), [], None),
         (WAN, Layout(ulysses=4, tp=2), [], "tp 2 x ulysses 4 = 8 does not divide .* 6 or 12"),
