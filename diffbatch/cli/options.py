@@ -36,6 +36,18 @@ CFG = Annotated[
     int | None,
     typer.Option("--cfg", "--cfg-parallel-size", min=1, help="Ranks that share guidance branches."),
 ]
+TP = Annotated[
+    int | None,
+    typer.Option("--tp", "--tensor-parallel-size", min=1, help="Ranks that share every layer."),
+]
+Ulysses = Annotated[
+    int | None,
+    typer.Option("--ulysses", "--ulysses-degree", min=1, help="Ranks that share tokens by heads."),
+]
+Ring = Annotated[
+    int | None,
+    typer.Option("--ring", "--ring-degree", min=1, help="Ranks that share tokens by a ring."),
+]
 Partition = Annotated[
     str | None, typer.Option("--pp-partition", help="Blocks per pipeline rank, such as 8,12,12,8.")
 ]
@@ -61,7 +73,7 @@ NumOutputs = Annotated[
 def job_keys(
     model: str | None, output: Path | None, replicas: str | None, **parallel: int | str | None
 ) -> dict[str, Any]:
-    """The job file's keys that these options set, by dotted path."""
+    """The job file's keys that these options set, by dotted path; `parallel.` before the rest."""
     count = int(replicas) if replicas is not None and replicas.isdecimal() else replicas
     keys = {
         "model": model,

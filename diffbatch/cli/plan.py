@@ -22,6 +22,9 @@ def plan(
     replicas: o.Replicas = None,
     pp: o.PP = None,
     cfg: o.CFG = None,
+    tp: o.TP = None,
+    ulysses: o.Ulysses = None,
+    ring: o.Ring = None,
     pp_partition: o.Partition = None,
     in_flight: o.InFlight = None,
     as_json: o.AsJson = False,
@@ -34,8 +37,18 @@ def plan(
     from diffbatch.launch.prepare import prepare
 
     prompts = o.read_prompts(job, prompt)
-    parallel = {"pp": pp, "cfg": cfg, "pp_partition": pp_partition, "in_flight": in_flight}
-    keys = o.job_keys(model, output, replicas, **parallel)
+    keys = o.job_keys(
+        model,
+        output,
+        replicas,
+        pp=pp,
+        cfg=cfg,
+        tp=tp,
+        ulysses=ulysses,
+        ring=ring,
+        pp_partition=pp_partition,
+        in_flight=in_flight,
+    )
     prepared = prepare(job, prompts, CommandLine(sets=set_ or (), keys=keys))
     found = make_plan(prepared)
     if as_json:

@@ -27,6 +27,9 @@ def run(
     replicas: o.Replicas = None,
     pp: o.PP = None,
     cfg: o.CFG = None,
+    tp: o.TP = None,
+    ulysses: o.Ulysses = None,
+    ring: o.Ring = None,
     pp_partition: o.Partition = None,
     in_flight: o.InFlight = None,
     height: o.Height = None,
@@ -74,8 +77,18 @@ def run(
         "seed": seed,
         "num_outputs_per_prompt": num_outputs,
     }
-    parallel = {"pp": pp, "cfg": cfg, "pp_partition": pp_partition, "in_flight": in_flight}
-    keys = o.job_keys(model, output, replicas, **parallel)
+    keys = o.job_keys(
+        model,
+        output,
+        replicas,
+        pp=pp,
+        cfg=cfg,
+        tp=tp,
+        ulysses=ulysses,
+        ring=ring,
+        pp_partition=pp_partition,
+        in_flight=in_flight,
+    )
     command_line = CommandLine(sets=set_ or (), keys=keys, params=params)
     choices = RunChoices(
         fresh=fresh,

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from diffbatch.errors import EXIT_OK
 from diffbatch.launch.feed import Feed
-from diffbatch.launch.layout import check_pipeline
+from diffbatch.launch.layout import group_layout
 from diffbatch.launch.prepare import Prepared
 from diffbatch.launch.run import RunChoices, carry_out, worker_spec
 from diffbatch.plan.layout import Layout
@@ -55,10 +55,10 @@ def run_inside(prepared: Prepared, choices: RunChoices, console: Console) -> int
 
 def _layout(prepared: Prepared, world_size: int) -> Layout:
     """The job's layout on so many processes; `replicas: auto` takes what they give."""
-    parallel = prepared.job.spec.parallel
-    layout = Layout(pp=parallel.pp, cfg=parallel.cfg)
-    check_pipeline(prepared, layout)
-    asked = parallel.replicas
+    for _ in prepared.reqs():
+        pass  # every rank checks the whole job, so that none waits for one that has stopped
+    layout = group_layout(prepared)
+    asked = prepared.job.spec.parallel.replicas
     replicas = world_size // layout.group_size if asked == "auto" else int(asked)
     layout = replace(layout, replicas=max(replicas, 1))
     layout.check_world_size(world_size)

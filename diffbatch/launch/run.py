@@ -14,7 +14,7 @@ from rich.text import Text
 
 from diffbatch.launch.devices import num_gpus
 from diffbatch.launch.group import WorkerGroup
-from diffbatch.launch.layout import choose_layout, pp_partition
+from diffbatch.launch.layout import choose_layout, pp_partition, splits_unevenly
 from diffbatch.launch.prepare import Prepared
 from diffbatch.launch.progress import Tally, make_reporter
 from diffbatch.launch.signals import stop_on_signals
@@ -151,6 +151,7 @@ def worker_spec(prepared: Prepared, layout: Layout, threads: int) -> WorkerSpec:
         layout=layout,
         in_flight=spec.parallel.in_flight,
         partition=pp_partition(prepared),
+        uneven=splits_unevenly(prepared, layout),
         threads=None if num_gpus() else threads,
         dtype=spec.dtype,
         variant=spec.variant,

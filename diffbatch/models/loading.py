@@ -13,7 +13,11 @@ import torch
 from diffbatch.errors import PlanError
 from diffbatch.models.segment import LoadFacts, load_segment
 from diffbatch.parallel.cut import CutModel
+from diffbatch.parallel.groups import Groups
+from diffbatch.parallel.sequence import apply_sequence_parallel
+from diffbatch.parallel.tensor import apply_tensor_parallel
 from diffbatch.plan.split import PipelineShare
+from diffbatch.plan.tensor import WHOLE, TensorShare
 
 TRANSFORMERS = ("transformer", "transformer_2")  # components that pipeline ranks share out
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -28,6 +32,12 @@ class LoadSpec:
     variant: str | None = None
     scheduler: dict[str, Any] = field(default_factory=dict)  # {"name": class, other overrides}
     share: PipelineShare = field(default_factory=PipelineShare)  # of the transformers' blocks
+    tensor_share: TensorShare = WHOLE  # of the transformers' layers
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other ranks hold parts of the transformers."""
+        return self.share.pp > 1 or self.tensor_share.tp > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +79,14 @@ def load_pipeline(spec: LoadSpec, device: torch.device) -> LoadedModel:
         component = pipeline.get_component_spec(name)
         if component.pretrained_model_name_or_path is None:
             continue  # optional and not part of this folder
-        if spec.share.pp > 1 and name in TRANSFORMERS:
+        if name in TRANSFORMERS and spec.is_part:
             cuts[name], facts[name] = load_segment(
-                spec.folder / name, spec.share, dtype=dtype, device=device, variant=spec.variant
+                spec.folder / name,
+                spec.share,
+                tensor_share=spec.tensor_share,
+                dtype=dtype,
+                device=device,
+                variant=spec.variant,
             )
             loaded[name] = cuts[name].model
             continue
@@ -83,6 +98,26 @@ def load_pipeline(spec: LoadSpec, device: torch.device) -> LoadedModel:
         if isinstance(component, torch.nn.Module):
             component.to(device).eval().requires_grad_(False)
     return LoadedModel(pipeline=pipeline, cuts=cuts, facts=facts)
+
+
+def spread(model: LoadedModel, groups: Groups, *, uneven: bool) -> None:
+    """Let the transformers compute over the tensor and sequence ranks of this rank's groups.
+
+    Every rank calls it once, after loading. `uneven`: see `apply_sequence_parallel`.
+    """
+    for name in TRANSFORMERS:
+        transformer = model.cuts.get(name) or getattr(model.pipeline, name, None)
+        if transformer is None:
+            continue
+        apply_tensor_parallel(transformer, groups.tensor)
+        apply_sequence_parallel(
+            transformer,
+            ring=groups.ring,
+            ulysses=groups.ulysses,
+            both=groups.sequence,
+            device=groups.device,
+            uneven=uneven,
+        )
 
 
 def _load_component(component: Any, dtype: torch.dtype, variant: str | None) -> Any:

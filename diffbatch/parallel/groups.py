@@ -29,6 +29,10 @@ class Groups:
     device: torch.device
     forward: Any  # block outputs, pipeline rank r to r+1
     feedback: Any  # new latents, last pipeline rank to the first
+    ring: Any  # keys and values of other parts of the sequence
+    ulysses: Any  # heads for tokens and back
+    sequence: Any  # both of these: parts of the sequence to the whole
+    tensor: Any  # sums over slices of a layer
     guidance: Any  # predictions of the guidance branches
     replica: Any  # encodings and votes: collectives of the whole replica
     finals: Any  # finished latents, to the rank that decodes them
@@ -49,6 +53,10 @@ def make_groups(layout: Layout, rank: int, device: torch.device, timeout_s: floa
         device=device,
         forward=make("pp"),
         feedback=make("pp"),
+        ring=make("ring"),
+        ulysses=make("ulysses"),
+        sequence=make("ring", "ulysses"),
+        tensor=make("tp"),
         guidance=make("cfg"),
         replica=make(*_INSIDE),
         finals=make(*_INSIDE),

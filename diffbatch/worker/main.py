@@ -103,11 +103,12 @@ def _exit_code(error: BaseException) -> int:
 
 def _serve(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
     """Load this rank's part of the model and work; returns whether a signal ended it."""
-    from diffbatch.models.loading import LoadSpec, load_pipeline
+    from diffbatch.models.loading import LoadSpec, load_pipeline, spread
     from diffbatch.output.writer import OutputWriter, WriterConfig
     from diffbatch.pipeline.composed import ComposedPipeline
     from diffbatch.pipeline.executor import ParallelExecutor
     from diffbatch.plan.split import PipelineShare
+    from diffbatch.plan.tensor import TensorShare
     from diffbatch.worker.bridge import Bridge
     from diffbatch.worker.gpu_worker import GPUWorker
     from diffbatch.worker.orders import Follower, Leader
@@ -122,9 +123,11 @@ def _serve(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
         variant=spec.variant,
         scheduler=spec.scheduler,
         share=PipelineShare(pp=layout.pp, rank=place["pp"], partition=spec.partition),
+        tensor_share=TensorShare(tp=layout.tp, rank=place["tp"]),
     )
     model = load_pipeline(load, device)
     team = _team(spec, env, store, device)
+    spread(model, team.groups, uneven=spec.uneven)
     config = WriterConfig(
         root=spec.run_folder,
         name=f"rank-{env.rank}",

@@ -23,6 +23,7 @@ class WorkerSpec:
     scheduler: dict[str, Any] = field(default_factory=dict)
     in_flight: int | None = None  # micro-batches between first and last step; None: see below
     partition: tuple[int, ...] | None = None  # blocks per pipeline rank; None: even
+    uneven: bool = False  # some sequence does not divide by the sequence ranks
     timeout_s: float = 600.0  # for any wait of a rank for another
     threads: int | None = None  # per rank, on the CPU; None leaves torch's own choice
     link: str | None = None  # where the Scheduler finds the client; None: the client is rank 0

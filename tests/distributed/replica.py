@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
-from diffbatch.models.loading import LoadSpec, load_pipeline
+from diffbatch.models.loading import LoadSpec, load_pipeline, spread
 from diffbatch.parallel.cut import CutModel
 from diffbatch.parallel.groups import make_groups
 from diffbatch.parallel.team import Team
@@ -30,6 +30,7 @@ from diffbatch.pipeline.executor import ParallelExecutor
 from diffbatch.pipeline.flight import Flight
 from diffbatch.plan.layout import Layout
 from diffbatch.plan.split import PipelineShare
+from diffbatch.plan.tensor import TensorShare
 from diffbatch.req import MicroBatch, OutputBatch, Req, SamplingParams
 from diffbatch.worker.board import EndOfWork
 from diffbatch.worker.bridge import Bridge
@@ -74,8 +75,15 @@ def run_replica(case: Case) -> Result:
     share = PipelineShare(
         pp=layout.pp, rank=layout.coordinates(rank)["pp"], partition=case.partition
     )
-    spec = LoadSpec(folder=case.folder, dtype="float32", share=share, scheduler=case.scheduler)
+    spec = LoadSpec(
+        folder=case.folder,
+        dtype="float32",
+        share=share,
+        tensor_share=TensorShare(tp=layout.tp, rank=layout.coordinates(rank)["tp"]),
+        scheduler=case.scheduler,
+    )
     model = load_pipeline(spec, device)
+    spread(model, team.groups, uneven=False)
     pipeline = ComposedPipeline(model.pipeline, model.cuts)
     executor = ParallelExecutor(pipeline, device, team)
     sink, bridge = _Sink(), Bridge(team)
@@ -173,7 +181,9 @@ def _broken(where: str, step: int) -> Iterator[None]:
         elif where == "decode":
             patch(_raising(DecodingStage, "__call__", lambda _s, _c, state: _bad_state(state)))
         elif where == "hang":
-            patch(mock.patch.object(CutModel, "run", side_effect=lambda *_a, **_k: time.sleep(3600)))
+            patch(
+                mock.patch.object(CutModel, "run", side_effect=lambda *_a, **_k: time.sleep(3600))
+            )
         elif where == "before":  # the step has exchanged nothing yet
             patch(_raising(Flight, "step", lambda flight: _bad_step(flight, step)))
         elif where == "inside":  # in a block of this rank's segment
