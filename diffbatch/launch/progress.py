@@ -35,9 +35,9 @@ class Tally:
         replica = event.get("replica", 0)
         match event["event"]:
             case "ready":
-                self.replicas[replica] = f"ready on {event['device']}"
-                if self.made == 0:
+                if not self.replicas:
                     self.begin_s = time.monotonic()
+                self.replicas[replica] = f"ready on {event['device']}"
             case "started":
                 self.replicas[replica] = f"making {', '.join(event['ids'])}"
             case "step":

@@ -181,9 +181,7 @@ def _broken(where: str, step: int) -> Iterator[None]:
         elif where == "decode":
             patch(_raising(DecodingStage, "__call__", lambda _s, _c, state: _bad_state(state)))
         elif where == "hang":
-            patch(
-                mock.patch.object(CutModel, "run", side_effect=lambda *_a, **_k: time.sleep(3600))
-            )
+            patch(mock.patch.object(CutModel, "run", side_effect=_hang))
         elif where == "before":  # the step has exchanged nothing yet
             patch(_raising(Flight, "step", lambda flight: _bad_step(flight, step)))
         elif where == "inside":  # in a block of this rank's segment
@@ -196,6 +194,10 @@ def _broken(where: str, step: int) -> Iterator[None]:
         else:
             raise ValueError(where)
         yield
+
+
+def _hang(*_args: Any, **_kwargs: Any) -> None:
+    time.sleep(3600)
 
 
 _CURRENT: list[Flight | None] = [None]
