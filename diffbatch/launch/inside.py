@@ -66,8 +66,19 @@ def _layout(prepared: Prepared, world_size: int) -> Layout:
 
 
 def _feed(link: QueueLink, batches: Sequence[MicroBatch], note: Callable[[Message], None]) -> None:
-    """The client's loop, in a thread of rank 0: submit, listen, and close when all is recorded."""
-    feed, closed = Feed(batches), False
+    """The client's loop, in a thread of rank 0: submit, listen, and close when all is recorded.
+
+    An error here must not leave the workers waiting for it.
+    """
+    try:
+        _converse(link, Feed(batches), note)
+    except BaseException:
+        link.send({"op": "stop"})
+        raise
+
+
+def _converse(link: QueueLink, feed: Feed, note: Callable[[Message], None]) -> None:
+    closed = False
     while True:
         feed.submit(link.send)
         if feed.done and not closed:

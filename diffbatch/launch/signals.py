@@ -26,13 +26,15 @@ class StopFlag:
 def stop_on_signals(stop: Callable[[], None]) -> Iterator[StopFlag]:
     """Call `stop` at the first stop signal; a second SIGINT ends the process as usual.
 
+    A signal that the caller of this process chose to ignore (nohup, a shell's `&`) stays ignored.
     Outside the main thread Python allows no handlers, and the flag simply stays down.
     """
     flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    found = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: how for number, how in found.items() if how is not signal.SIG_IGN}
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if flag and number == signal.SIGINT:
@@ -40,7 +42,7 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[StopFlag]:
         flag.name = signal.Signals(number).name
         stop()
 
-    for number in STOP_SIGNALS:
+    for number in before:
         signal.signal(number, handle)
     try:
         yield flag

@@ -42,7 +42,14 @@ def start(*arguments: object) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
+        preexec_fn=_hear_signals,
     )
+
+
+def _hear_signals() -> None:
+    """In the child: tests may run where a shell's `&` or nohup has signals ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from diffbatch.models.catalog import LINES
 from diffbatch.models.loading import LoadSpec, load_pipeline
 from diffbatch.pipeline.composed import ComposedPipeline
 from diffbatch.pipeline.decoding import NON_FINITE
+from diffbatch.pipeline.denoising import DenoisingStage
 from diffbatch.pipeline.executor import ParallelExecutor
 from diffbatch.pipeline.stage import ParallelType, PipelineStage, StageError
 from diffbatch.req import MicroBatch, OutputBatch, Req, SamplingParams
@@ -398,6 +399,33 @@ def test_a_stage_that_breaks_its_declaration_is_an_error(
     else:
         with pytest.raises(StageError, match=message):
             stage(object(), state)
+
+
+@pytest.mark.parametrize(
+    ("declares", "writes", "message"),
+    [
+        ([], ["leftover"], r"denoising wrote \['leftover'\] without declaring it"),
+        (["mask"], [], r"denoising declares \['mask'\] but did not write it"),
+    ],
+)
+def test_the_denoising_stage_is_checked_at_its_end(
+    declares: list[str],
+    writes: list[str],
+    message: str,
+    composed: Callable[[str], ComposedPipeline],
+) -> None:
+    pipeline = composed("wan")
+    req = req_of(CASES["wan"], 0, num_inference_steps=1)
+    stages = pipeline.stages(pipeline.inputs(req))
+    denoise = DenoisingStage([*stages.denoise.blocks, FakeBlock(declares, writes)])
+    with torch.inference_mode():
+        state = pipeline.state(req)
+        stages.text(pipeline.encoding_components, state)
+        components = pipeline.components(req.params, [state.get("generator")])
+        loop = denoise.begin(components, state)
+        denoise.step(components, loop)
+        with pytest.raises(StageError, match=message):
+            denoise.end(components, state, loop)
 
 
 @every_case

@@ -30,6 +30,17 @@ def test_a_second_interrupt_ends_at_once_and_a_second_sigterm_does_not() -> None
             os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals(lambda: None) as flag:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not flag
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_handlers_of_before_come_back() -> None:
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with stop_on_signals(lambda: None):

@@ -91,6 +91,12 @@ def test_a_run_with_nothing_to_do_imports_no_torch(job: Path) -> None:
     assert np.__name__ not in modules, "pictures are not read either"
 
 
+def test_the_python_client_imports_no_torch() -> None:
+    code = "import sys; from diffbatch import DiffGenerator; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    assert not set(loaded.decode().split()) & HEAVY
+
+
 def test_a_refused_run_imports_no_torch(job: Path) -> None:
     code, _, modules = imported_by("run", job, "--set", "defaults.height=17")
     assert code == 2
