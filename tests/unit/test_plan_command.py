@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from diffbatch.cli.main import app
 from diffbatch.job.overrides import CommandLine
+from diffbatch.launch import prepare as prepare_module
 from diffbatch.launch.plan import NUM_FIRST, make_plan
 from diffbatch.launch.prepare import Prepared, prepare
 from tests.unit.model_kit import make_model
@@ -100,3 +101,16 @@ def test_hostile_texts_are_shown_as_text(tmp_path: Path, monkeypatch: pytest.Mon
     assert "\x07" not in result.output
     assert "\x1b" not in re.sub(r"\x1b\[[0-9;]*m", "", result.output), "only rich's own styles"
     assert "\x1b[31mred" not in result.output
+
+
+@pytest.mark.parametrize(("num", "dtype"), [(0, "float32"), (2, "bfloat16")])
+def test_auto_dtype_is_a_type_before_ids_are_made(
+    job: Path, monkeypatch: pytest.MonkeyPatch, num: int, dtype: str
+) -> None:
+    """A job that began on a CPU and goes on on a GPU must not mix the pixels of both."""
+    monkeypatch.setattr(prepare_module, "num_gpus", lambda: num)
+    prepared = prepared_of(job)
+    assert prepared.job.spec.dtype == dtype
+    ids = [req.id for req in prepared.reqs()]
+    assert ids == [req.id for req in prepared_of(job, dtype=dtype).reqs()]
+    assert ids[0] != next(prepared_of(job, dtype="float16").reqs()).id
