@@ -5,6 +5,7 @@ Nothing beyond the job file is read here; prompt files and images are opened by 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,11 @@ from pydantic import ValidationError
 from diffbatch.errors import JobError
 from diffbatch.job import yaml12
 from diffbatch.job.explain import explain
-from diffbatch.job.naming import NameTemplate, NameTemplateError
+from diffbatch.job.naming import NameTemplate, NameTemplateError, slugify
 from diffbatch.job.overrides import CommandLine, apply, job_of_prompts
 from diffbatch.job.places import Places
 from diffbatch.job.problems import Problems
-from diffbatch.job.spec import JobSpec, Request
+from diffbatch.job.spec import JobSpec, PromptEntry, Request
 
 _NO_COMMAND_LINE = CommandLine()
 
@@ -38,8 +39,15 @@ class Job:
     @property
     def output(self) -> Path:
         """The run folder, relative to the folder that the command runs in."""
-        stem = self.path.stem if self.path else "prompts"
+        stem = self.path.stem if self.path else _stem_of(self.spec.prompts)
         return Path(self.spec.output or f"outputs/{stem}").expanduser()
+
+
+def _stem_of(entries: Sequence[Any]) -> str:
+    """A name that the same prompts get again, and other prompts do not."""
+    prompts = [entry.prompt if isinstance(entry, PromptEntry) else str(entry) for entry in entries]
+    digest = hashlib.blake2b("\0".join(prompts).encode(errors="replace"), digest_size=3)
+    return f"{slugify(prompts[0])}-{digest.hexdigest()}"
 
 
 def load_job(path: Path, command_line: CommandLine = _NO_COMMAND_LINE) -> Job:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,22 @@ def test_bad_parameters_of_the_command_line(tmp_path: Path) -> None:
 def test_prompts_without_a_job_file() -> None:
     job = load_prompts(["-5 degrees", "--no text--"], CommandLine(keys={"model": "demo"}))
     assert job.spec.prompts == ["-5 degrees", "--no text--"]
-    assert job.output == Path("outputs/prompts")
+    assert job.output.parent == Path("outputs")
     with pytest.raises(JobError, match=r"^--prompt 2: prompts\[1\]: the prompt is empty"):
         load_prompts(["a", " "], CommandLine(keys={"model": "demo"}))
     with pytest.raises(JobError, match="model: missing"):
         load_prompts(["a"], CommandLine())
+
+
+def test_prompts_alone_have_a_folder_of_their_own() -> None:
+    """The same command goes on there; another prompt must not retire what is made."""
+
+    def folder(*prompts: str, **keys: str) -> str:
+        job = load_prompts(prompts, CommandLine(keys={"model": "demo", **keys}))
+        return str(job.output)
+
+    assert re.fullmatch(r"outputs/a-red-fox-[0-9a-f]{6}", folder("A red fox!"))
+    names = {folder("a red fox"), folder("a red fox", "b"), folder("a red fox", "c"), folder("fox")}
+    assert len(names) == 4
+    assert folder("a red fox", "b") == folder("a red fox", "b")
+    assert folder("a", output="o") == "o"
