@@ -106,7 +106,7 @@ def test_all_bad_sets_are_reported(tmp_path: Path) -> None:
 
 def test_bad_parameters_of_the_command_line(tmp_path: Path) -> None:
     [problem] = wrong(tmp_path, "prompts: [a]", params={"height": 0})
-    assert problem == "command line: height: must be 1 or more, found 0"
+    assert problem == "--height: must be 1 or more, found 0"
     [req] = make(tmp_path, "prompts: [a]", params={"height": 72, "width": None})
     assert (req.params.height, req.params.width) == (72, 64)
 
@@ -133,3 +133,23 @@ def test_prompts_alone_have_a_folder_of_their_own() -> None:
     assert len(names) == 4
     assert folder("a red fox", "b") == folder("a red fox", "b")
     assert folder("a", output="o") == "o"
+
+
+def test_a_forced_value_that_is_wrong_is_said_once(tmp_path: Path) -> None:
+    text = "prompts: [a, {prompt: b, num_inference_steps: 2}, c]"
+    assert wrong(tmp_path, text, params={"height": 65}) == [
+        "--height: height 65 is not a multiple of 8"
+    ]
+
+
+def test_messages_to_a_program_name_no_options() -> None:
+    keys = {"model": "demo"}
+    for call, place in (
+        (CommandLine(keys=keys, params={"height": 0}, is_call=True), "height: must be 1 or more"),
+        (CommandLine(keys={**keys, "dtype": "x"}, is_call=True), "dtype: dtype: must be one of"),
+        (CommandLine(keys=keys, params={"heigth": 1}, is_call=True), "heigth: unknown key"),
+    ):
+        with pytest.raises(JobError, match=f"^{place}"):
+            load_prompts(["a"], call)
+    with pytest.raises(JobError, match=r"^prompt 2: "):
+        load_prompts(["a", " "], CommandLine(keys=keys, is_call=True))
