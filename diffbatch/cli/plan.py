@@ -13,44 +13,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def plan(
-    job: o.JobFile = None,
-    prompt: o.Prompts = None,
-    model: o.Model = None,
-    output: o.Output = None,
-    set_: o.Sets = None,
-    replicas: o.Replicas = None,
-    pp: o.PP = None,
-    cfg: o.CFG = None,
-    tp: o.TP = None,
-    ulysses: o.Ulysses = None,
-    ring: o.Ring = None,
-    pp_partition: o.Partition = None,
-    in_flight: o.InFlight = None,
-    as_json: o.AsJson = False,
-) -> None:
+@o.takes_job_options
+def plan(options: o.JobOptions, as_json: o.AsJson = False) -> None:
     """Show what a run would do: requests, names, batches, layout, weights. Starts nothing."""
     from rich.console import Console
 
-    from diffbatch.job.overrides import CommandLine
     from diffbatch.launch.plan import make_plan
-    from diffbatch.launch.prepare import prepare
 
-    prompts = o.read_prompts(job, prompt)
-    keys = o.job_keys(
-        model,
-        output,
-        replicas,
-        pp=pp,
-        cfg=cfg,
-        tp=tp,
-        ulysses=ulysses,
-        ring=ring,
-        pp_partition=pp_partition,
-        in_flight=in_flight,
-    )
-    prepared = prepare(job, prompts, CommandLine(sets=set_ or (), keys=keys))
-    found = make_plan(prepared)
+    found = make_plan(options.prepare(), limit=options.limit, only=options.only or ())
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
     else:

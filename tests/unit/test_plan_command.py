@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from diffbatch.cli.main import app
+from diffbatch.errors import JobError
 from diffbatch.job.overrides import CommandLine
 from diffbatch.launch import prepare as prepare_module
 from diffbatch.launch.plan import NUM_FIRST, make_plan
@@ -114,3 +116,46 @@ def test_auto_dtype_is_a_type_before_ids_are_made(
     ids = [req.id for req in prepared.reqs()]
     assert ids == [req.id for req in prepared_of(job, dtype=dtype).reqs()]
     assert ids[0] != next(prepared_of(job, dtype="float16").reqs()).id
+
+
+def test_plan_takes_the_options_of_a_run(job: Path) -> None:
+    """So that the very command line of a run can be looked at first."""
+    plan_options, run_options = (
+        {option for param in get_command(app).commands[name].params for option in param.opts}
+        for name in ("plan", "run")
+    )
+    own = {"--fresh", "--retry-failed", "--max-restarts", "--threads", "--quiet", "-q"}
+    assert run_options - plan_options == own
+    assert plan_options <= run_options
+    options = [
+        "--height",
+        "32",
+        "--num-inference-steps",
+        "2",
+        "--seed",
+        "5",
+        "--guidance-scale",
+        "1",
+    ]
+    found = planned(job, *options, "--negative-prompt", "x", "--num-outputs-per-prompt", "2")
+    assert found["requests"] == 12
+    assert (found["first"][0]["seed"], found["first"][1]["seed"]) == (5, 6)
+    params = found["shapes"][0]["params"]
+    assert (params["height"], params["num_inference_steps"]) == (32, 2)
+
+
+def test_only_and_limit_choose_what_the_plan_counts(job: Path) -> None:
+    dogs = planned(job, "--only", "dog", "--set", "batch_size=8")
+    assert (dogs["requests"], dogs["micro_batches"]) == (4, 1)
+    assert all("dog" in req["prompt"] for req in dogs["first"])
+    assert planned(job, "--limit", "3")["requests"] == 3
+    with pytest.raises(JobError, match="no request matches 'zebra'"):
+        planned(job, "--only", "zebra")
+
+
+def planned(job: Path, *options: str) -> dict[str, Any]:
+    arguments = ["plan", str(job), *options, "--json"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.output)
+    return found
