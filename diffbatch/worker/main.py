@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from diffbatch.errors import DiffbatchError
+from diffbatch.errors import DiffbatchError, describe
 from diffbatch.log import get_logger, log_to
 from diffbatch.worker.lifeline import hold_lifeline
 from diffbatch.worker.link import Link, connect
@@ -86,7 +86,7 @@ def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
     except BaseException as error:
         _log.exception("rank %d ends with an error", env.rank)
         user_error = isinstance(error, DiffbatchError)
-        cause = str(error) if user_error else f"{type(error).__name__}: {error}"
+        cause = str(error) if user_error else describe(error)
         board.post(
             {"event": "fatal", "rank": env.rank, "error": cause, "exit_code": _exit_code(error)}
         )
