@@ -32,7 +32,7 @@ def _show(found: dict[str, Any], console: Console) -> None:
     from rich.text import Text
 
     from diffbatch.plan.layout import AXES
-    from diffbatch.terminal import printable
+    from diffbatch.terminal import counted, printable
 
     def text(value: object) -> Text:
         return Text(printable(str(value)))
@@ -46,8 +46,9 @@ def _show(found: dict[str, Any], console: Console) -> None:
     model = found["model"]
     console.print(
         text(
-            f"{found['requests']} requests ({found['duplicates']} repeated), "
-            f"{found['micro_batches']} micro-batches of up to {found['batch_size']} "
+            f"{counted(found['requests'], 'request')} ({found['duplicates']} repeated), "
+            f"{counted(found['micro_batches'], 'micro-batch', 'micro-batches')} of up to "
+            f"{found['batch_size']} "
             f"-> {found['output']}"
         )
     )

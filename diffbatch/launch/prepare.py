@@ -100,7 +100,8 @@ def prepare(job_path: Path | None, prompts: Sequence[str], command_line: Command
         job = load_prompts(prompts, command_line)
     job = _with_dtype(job)
     spec = job.spec
-    folder = resolve_model(spec.model, base=job.base, revision=spec.revision)
+    also = Path.cwd() if "model" in command_line.keys else None
+    folder = resolve_model(spec.model, base=job.base, revision=spec.revision, also=also)
     facts = read_model(spec.model, folder, variant=spec.variant)
     return Prepared(job=job, facts=facts, scheduler=_scheduler(spec.scheduler))
 

@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from diffbatch.cli.main import app
-from diffbatch.errors import JobError
+from diffbatch.errors import JobError, PlanError
 from diffbatch.job.overrides import CommandLine
 from diffbatch.launch import prepare as prepare_module
 from diffbatch.launch.plan import NUM_FIRST, make_plan
@@ -81,6 +81,24 @@ def test_model_of_the_job_is_relative_to_it_and_that_of_the_command_line_to_here
         job, [], CommandLine(keys={"model": "m"}, params={"num_frames": 1})
     )  # the job lies elsewhere
     assert sd3.facts.class_name == "StableDiffusion3Pipeline"
+
+
+def test_a_model_that_is_nowhere_is_said_to_be_in_neither_place(
+    job: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(here)
+    with pytest.raises(PlanError) as caught:
+        prepared_of(job, model="nope")
+    assert f"there is no folder {here}/nope nor {job.parent}/nope; give" in str(caught.value)
+    with pytest.raises(PlanError) as caught:
+        prepare(None, ["a"], CommandLine(keys={"model": "nope"}))
+    assert f"there is no folder {here}/nope; give" in str(caught.value)
+
+
+def test_one_of_a_thing_is_not_plural(job: Path) -> None:
+    found = CliRunner().invoke(app, ["plan", str(job), "--limit", "1"], catch_exceptions=False)
+    assert found.output.startswith("1 request (0 repeated), 1 micro-batch of up to 1 -> ")
 
 
 HOSTILE = '[red]no[/blue] [/] :cat: \x1b[31mred\x1b]0;title\x07 "q"'
