@@ -109,6 +109,8 @@ def carry_out(prepared: Prepared, choices: RunChoices, console: Console, work: W
             console.file.write(json.dumps(outcome.as_dict()) + "\n")
         for line in outcome.lines():
             _say(console, choices, line)
+            if choices.quiet and outcome.exit_code:  # cron mails what comes here
+                sys.stderr.write(f"diffbatch: {printable(line)}\n")
         return outcome.exit_code
 
 
