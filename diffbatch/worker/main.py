@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -54,16 +55,31 @@ def main() -> None:
     spec = WorkerSpec.from_json(sys.argv[1])
     env = RankEnv.read()
     hold_lifeline(spec.parent_pid)
-    log_path = spec.run_folder / "logs" / f"rank-{env.rank}.log"
-    log_to(log_path)
-    _redirect_output(log_path)
+    keep_log(spec, env)
     link = connect(spec.link) if env.rank == 0 and spec.link is not None else None
     work(spec, env, link)
 
 
-def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
+def keep_log(spec: WorkerSpec, env: RankEnv, *, redirect: bool = True) -> None:
+    """Log to logs/rank-N.log, and send what libraries print there too (`redirect`)."""
+    path = spec.run_folder / "logs" / f"rank-{env.rank}.log"
+    log_to(path)
+    if redirect:
+        _redirect_output(path)
+
+
+def work(
+    spec: WorkerSpec,
+    env: RankEnv,
+    link: Link | None,
+    *,
+    has_work: bool = True,
+    begin: Callable[[], None] = lambda: None,
+) -> None:
     """Serve as rank `env.rank` until the work ends. `link` leads to the client, on rank 0 only.
 
+    `has_work`: rank 0 knows whether anything is to be made; without it every rank ends at once.
+    `begin` is called when the run folder is ready and before anything is loaded.
     An error is posted for the client before it ends the process, so the cause is told once, by
     the rank that had it.
     """
@@ -76,9 +92,14 @@ def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
     board = Board(store, env.attempt)
     thread: threading.Thread | None = None
     if env.rank == 0:
-        board.open()
+        board.open(has_work=has_work)
     else:
-        board.wait_until_open()
+        has_work = board.wait_until_open()
+    if not has_work:
+        if env.rank == 0:
+            board.wait_until_gone(env.world_size - 1)
+        return
+    begin()
     if link is not None:
         thread = Scheduler(link, board.clone(), spec.layout.replicas).start()
     try:
