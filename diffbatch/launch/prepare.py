@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from diffbatch.errors import JobError
+from diffbatch.errors import JobError, PlanError
 from diffbatch.job.expand import expand
 from diffbatch.job.load import Job, load_job, load_prompts
 from diffbatch.job.overrides import CommandLine
@@ -16,6 +16,7 @@ from diffbatch.job.spec import SchedulerSpec
 from diffbatch.launch.devices import num_gpus
 from diffbatch.models.folder import read_model
 from diffbatch.models.resolve import resolve_model
+from diffbatch.models.schedulers import scheduler_problem
 from diffbatch.output.formats import check_size
 from diffbatch.output.layout import is_reserved
 from diffbatch.plan.batches import num_tokens
@@ -103,7 +104,10 @@ def prepare(job_path: Path | None, prompts: Sequence[str], command_line: Command
     also = Path.cwd() if "model" in command_line.keys else None
     folder = resolve_model(spec.model, base=job.base, revision=spec.revision, also=also)
     facts = read_model(spec.model, folder, variant=spec.variant)
-    return Prepared(job=job, facts=facts, scheduler=_scheduler(spec.scheduler))
+    scheduler = _scheduler(spec.scheduler)
+    if problem := scheduler_problem(scheduler):
+        raise PlanError(problem, place=job.places.at(("scheduler",)))
+    return Prepared(job=job, facts=facts, scheduler=scheduler)
 
 
 def _with_dtype(job: Job) -> Job:
