@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -86,9 +86,10 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N request
 
 _KEYS = ("model", "output")
 _PARALLEL = ("replicas", "pp", "cfg", "tp", "ulysses", "ring", "pp_partition", "in_flight")
-_PARAMS = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale")
-_PARAMS += ("negative_prompt", "seed", "num_outputs_per_prompt")
-_Own = ParamSpec("_Own")
+_PARAMS = (
+    *("height", "width", "num_frames", "num_inference_steps"),
+    *("guidance_scale", "negative_prompt", "seed", "num_outputs_per_prompt"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +141,7 @@ class JobOptions:
         return {key: value for key, value in keys.items() if value is not None}
 
 
-def takes_job_options(
-    command: Callable[Concatenate[JobOptions, _Own], None],
-) -> Callable[..., None]:
+def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
     """A Typer command with all options of `JobOptions`, which `command` gets as one value."""
     hints = get_type_hints(JobOptions, include_extras=True)
     names = [field.name for field in fields(JobOptions)]

@@ -49,7 +49,7 @@ class Board:
     def wait_until_open(self) -> bool:
         """Wait for rank 0's `open`; whether there is work. Raises the store's error in the end."""
         self._store.wait([_OPEN], timedelta(seconds=_OPEN_S))
-        has_work = self._store.get(_OPEN) == b"work"
+        has_work = bool(self._store.get(_OPEN) == b"work")
         if not has_work:
             self._store.add(_GONE, 1)
         return has_work
