@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -105,6 +105,15 @@ class MicroBatch:
     write: frozenset[str]
     cost: float = 0.0  # branches x steps x tokens, arbitrary unit
     keep_frames: bool = False  # also save each output's raw frames, for a caller that wants them
+
+    def halves(self) -> tuple[MicroBatch, MicroBatch]:
+        """Two micro-batches with half of the Reqs each, for when memory runs out."""
+        middle = len(self.reqs) // 2
+        return self._part(self.reqs[:middle]), self._part(self.reqs[middle:])
+
+    def _part(self, reqs: tuple[Req, ...]) -> MicroBatch:
+        write = self.write & {req.id for req in reqs}
+        return replace(self, reqs=reqs, write=write, cost=self.cost * len(reqs) / len(self.reqs))
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready form; `micro_batch_from_dict` reads it back."""

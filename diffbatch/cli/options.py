@@ -28,6 +28,33 @@ Sets = Annotated[
 Replicas = Annotated[
     str | None, typer.Option(help="Copies of the model side by side: a number or auto.")
 ]
+PP = Annotated[
+    int | None,
+    typer.Option("--pp", "--pipeline-parallel-size", min=1, help="Ranks that share the layers."),
+]
+CFG = Annotated[
+    int | None,
+    typer.Option("--cfg", "--cfg-parallel-size", min=1, help="Ranks that share guidance branches."),
+]
+TP = Annotated[
+    int | None,
+    typer.Option("--tp", "--tensor-parallel-size", min=1, help="Ranks that share every layer."),
+]
+Ulysses = Annotated[
+    int | None,
+    typer.Option("--ulysses", "--ulysses-degree", min=1, help="Ranks that share tokens by heads."),
+]
+Ring = Annotated[
+    int | None,
+    typer.Option("--ring", "--ring-degree", min=1, help="Ranks that share tokens by a ring."),
+]
+Partition = Annotated[
+    str | None, typer.Option("--pp-partition", help="Blocks per pipeline rank, such as 8,12,12,8.")
+]
+InFlight = Annotated[
+    int | None,
+    typer.Option("--in-flight", min=1, help="Micro-batches in flight per replica; default pp+1."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
 Height = Annotated[int | None, typer.Option(help="Pixels; beats every entry.")]
 Width = Annotated[int | None, typer.Option(help="Pixels; beats every entry.")]
@@ -43,16 +70,18 @@ NumOutputs = Annotated[
 ]
 
 
-def job_keys(model: str | None, output: Path | None, replicas: str | None) -> dict[str, Any]:
-    """The job file's keys that these options set, by dotted path."""
-    keys: dict[str, Any] = {}
-    if model is not None:
-        keys["model"] = model
-    if output is not None:
-        keys["output"] = str(output)
-    if replicas is not None:
-        keys["parallel.replicas"] = int(replicas) if replicas.isdecimal() else replicas
-    return keys
+def job_keys(
+    model: str | None, output: Path | None, replicas: str | None, **parallel: int | str | None
+) -> dict[str, Any]:
+    """The job file's keys that these options set, by dotted path; `parallel.` before the rest."""
+    count = int(replicas) if replicas is not None and replicas.isdecimal() else replicas
+    keys = {
+        "model": model,
+        "output": None if output is None else str(output),
+        "parallel.replicas": count,
+        **{f"parallel.{key}": value for key, value in parallel.items()},
+    }
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def read_prompts(job: Path | None, prompts: list[str] | None) -> list[str]:

@@ -20,6 +20,13 @@ def plan(
     output: o.Output = None,
     set_: o.Sets = None,
     replicas: o.Replicas = None,
+    pp: o.PP = None,
+    cfg: o.CFG = None,
+    tp: o.TP = None,
+    ulysses: o.Ulysses = None,
+    ring: o.Ring = None,
+    pp_partition: o.Partition = None,
+    in_flight: o.InFlight = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Show what a run would do: requests, names, batches, layout, weights. Starts nothing."""
@@ -30,7 +37,18 @@ def plan(
     from diffbatch.launch.prepare import prepare
 
     prompts = o.read_prompts(job, prompt)
-    keys = o.job_keys(model, output, replicas)
+    keys = o.job_keys(
+        model,
+        output,
+        replicas,
+        pp=pp,
+        cfg=cfg,
+        tp=tp,
+        ulysses=ulysses,
+        ring=ring,
+        pp_partition=pp_partition,
+        in_flight=in_flight,
+    )
     prepared = prepare(job, prompts, CommandLine(sets=set_ or (), keys=keys))
     found = make_plan(prepared)
     if as_json:
@@ -43,6 +61,7 @@ def _show(found: dict[str, Any], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from diffbatch.plan.layout import AXES
     from diffbatch.terminal import printable
 
     def text(value: object) -> Text:
@@ -89,9 +108,11 @@ def _show(found: dict[str, Any], console: Console) -> None:
             weights.add_row(text(component["name"]), text(component["class"]), size)
     weights.add_row("total", "", f"{model['weight_bytes'] / 1e6:.1f}")
     console.print(weights)
-    layout = table(f"Layout: {found['layout']['replicas']} replicas", "rank", "replica", "device")
+    axes = [axis for axis in AXES if axis == "replicas" or found["layout"][axis] > 1]
+    title = ", ".join(f"{axis} {found['layout'][axis]}" for axis in axes)
+    layout = table(f"Layout: {title}", "rank", *axes, "device")
     for rank in found["layout"]["ranks"]:
-        layout.add_row(str(rank["rank"]), str(rank["replica"]), rank["device"])
+        layout.add_row(str(rank["rank"]), *(str(rank[axis]) for axis in axes), rank["device"])
     console.print(layout)
 
 

@@ -25,6 +25,13 @@ def run(
     output: o.Output = None,
     set_: o.Sets = None,
     replicas: o.Replicas = None,
+    pp: o.PP = None,
+    cfg: o.CFG = None,
+    tp: o.TP = None,
+    ulysses: o.Ulysses = None,
+    ring: o.Ring = None,
+    pp_partition: o.Partition = None,
+    in_flight: o.InFlight = None,
     height: o.Height = None,
     width: o.Width = None,
     num_frames: o.NumFrames = None,
@@ -70,9 +77,19 @@ def run(
         "seed": seed,
         "num_outputs_per_prompt": num_outputs,
     }
-    command_line = CommandLine(
-        sets=set_ or (), keys=o.job_keys(model, output, replicas), params=params
+    keys = o.job_keys(
+        model,
+        output,
+        replicas,
+        pp=pp,
+        cfg=cfg,
+        tp=tp,
+        ulysses=ulysses,
+        ring=ring,
+        pp_partition=pp_partition,
+        in_flight=in_flight,
     )
+    command_line = CommandLine(sets=set_ or (), keys=keys, params=params)
     choices = RunChoices(
         fresh=fresh,
         retry_failed=retry_failed,

@@ -179,6 +179,12 @@ class Parallel(_Strict):
         default="auto", description="Copies of the model that work side by side."
     )
     pp: PositiveInt = Field(default=1, description="Pipeline parallel: layers cut over ranks.")
+    pp_partition: str | None = Field(
+        default=None, description="Blocks per pipeline rank, such as 8,12,12,8; default: even."
+    )
+    in_flight: PositiveInt | None = Field(
+        default=None, description="Micro-batches between first and last step; default: pp + 1."
+    )
     cfg: PositiveInt = Field(default=1, description="Guidance branches over ranks.")
     tp: PositiveInt = Field(default=1, description="Tensor parallel.")
     ulysses: PositiveInt = Field(default=1, description="Sequence parallel by heads.")

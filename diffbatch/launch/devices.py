@@ -25,13 +25,13 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def auto_replicas(facts: ModelFacts, num_batches: int) -> int:
-    """One replica per GPU; on the CPU one per core as far as memory goes; never idle ones."""
+def auto_replicas(facts: ModelFacts, num_batches: int, group_size: int = 1) -> int:
+    """As many replicas as GPUs allow; on the CPU as cores and memory allow; never idle ones."""
     if gpus := num_gpus():
-        return max(1, min(gpus, num_batches))
-    each_bytes = _RANK_OVERHEAD_BYTES + facts.weight_bytes * (1 + _ACTIVATION_SHARE)
-    fitting = int(_available_bytes() // each_bytes)
-    return max(1, min(num_cores(), fitting, num_batches))
+        return max(1, min(gpus // group_size, num_batches))
+    weights_bytes = facts.weight_bytes * (1 + _ACTIVATION_SHARE)
+    fitting = int(_available_bytes() // (_RANK_OVERHEAD_BYTES * group_size + weights_bytes))
+    return max(1, min(num_cores() // group_size, fitting, num_batches))
 
 
 def _available_bytes() -> int:

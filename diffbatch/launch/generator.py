@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 from diffbatch.errors import JobError, WorkerError
 from diffbatch.job.load import load_prompts
 from diffbatch.job.overrides import CommandLine
-from diffbatch.launch.devices import auto_replicas
 from diffbatch.launch.group import WorkerGroup
+from diffbatch.launch.layout import choose_layout
 from diffbatch.launch.prepare import Prepared, prepare
 from diffbatch.launch.run import worker_spec
 from diffbatch.output.folder import RunFolder
@@ -65,6 +65,8 @@ class DiffGenerator:
         model: str | Path,
         *,
         replicas: int | str = "auto",
+        pp: int = 1,
+        cfg: int = 1,
         output_dir: str | Path | None = None,
         threads: int = 1,
         **job_keys: Any,
@@ -76,13 +78,13 @@ class DiffGenerator:
         batch_size. Returns at once, while the workers load. Raises JobError and PlanError.
         """
         output = Path(output_dir) if output_dir else Path(tempfile.mkdtemp(prefix="diffbatch-"))
-        keys = {"model": str(model), "output": str(output), "parallel.replicas": replicas}
+        parallel = {"parallel.replicas": replicas, "parallel.pp": pp, "parallel.cfg": cfg}
+        keys = {"model": str(model), "output": str(output), **parallel}
         prepared = prepare(None, ["."], CommandLine(keys={**job_keys, **keys}))
-        asked = prepared.job.spec.parallel.replicas
-        num = auto_replicas(prepared.facts, _MANY) if asked == "auto" else int(asked)
+        layout = choose_layout(prepared, _MANY)
         folder = RunFolder(output, command="DiffGenerator")
         try:
-            group = WorkerGroup(worker_spec(prepared, num, threads))
+            group = WorkerGroup(worker_spec(prepared, layout, threads))
         except BaseException:
             folder.close()
             raise

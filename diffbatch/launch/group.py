@@ -45,7 +45,7 @@ class WorkerGroup:
         threading.Thread(target=self._accept, name="link", daemon=True).start()
         self._torchrun = Torchrun(
             [spec.to_json()],
-            num_ranks=spec.replicas,
+            num_ranks=spec.layout.world_size,
             max_restarts=max_restarts,
             environment=_environment(key, spec.threads),
             log_path=self._log_folder / "torchrun.log",

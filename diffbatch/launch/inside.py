@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 
 from rich.console import Console
 
-from diffbatch.errors import EXIT_OK, PlanError
+from diffbatch.errors import EXIT_OK
 from diffbatch.launch.feed import Feed
+from diffbatch.launch.layout import group_layout
 from diffbatch.launch.prepare import Prepared
 from diffbatch.launch.run import RunChoices, carry_out, worker_spec
+from diffbatch.plan.layout import Layout
 from diffbatch.req import MicroBatch
 from diffbatch.worker.link import Message, QueueLink, queue_link_pair
 
@@ -29,19 +32,14 @@ def run_inside(prepared: Prepared, choices: RunChoices, console: Console) -> int
     from diffbatch.worker.main import RankEnv, work
 
     env = RankEnv.read()
-    asked = prepared.job.spec.parallel.replicas
-    if asked != "auto" and int(asked) != env.world_size:
-        raise PlanError(
-            f"replicas {asked} in a launch of {env.world_size} processes; leave replicas out or "
-            f"start {asked} processes",
-            place="parallel.replicas",
-        )
-    spec = worker_spec(prepared, env.world_size, choices.threads)
+    layout = _layout(prepared, env.world_size)
+    spec = worker_spec(prepared, layout, choices.threads)
     if env.rank != 0:
         work(spec, env, None)
         return EXIT_OK
 
     def lead(batches: Sequence[MicroBatch], note: Callable[[Message], None]) -> str | None:
+        note({"event": "launch", "layout": asdict(layout), "threads": spec.threads})
         mine, theirs = queue_link_pair()
         client = threading.Thread(target=_feed, args=(mine, batches, note), name="client")
         client.start()
@@ -53,6 +51,18 @@ def run_inside(prepared: Prepared, choices: RunChoices, console: Console) -> int
         return None
 
     return carry_out(prepared, choices, console, lead)
+
+
+def _layout(prepared: Prepared, world_size: int) -> Layout:
+    """The job's layout on so many processes; `replicas: auto` takes what they give."""
+    for _ in prepared.reqs():
+        pass  # every rank checks the whole job, so that none waits for one that has stopped
+    layout = group_layout(prepared)
+    asked = prepared.job.spec.parallel.replicas
+    replicas = world_size // layout.group_size if asked == "auto" else int(asked)
+    layout = replace(layout, replicas=max(replicas, 1))
+    layout.check_world_size(world_size)
+    return layout
 
 
 def _feed(link: QueueLink, batches: Sequence[MicroBatch], note: Callable[[Message], None]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
-from diffbatch.launch.devices import auto_replicas, num_gpus
+from diffbatch.launch.devices import num_gpus
+from diffbatch.launch.layout import choose_layout
 from diffbatch.launch.prepare import Prepared
 from diffbatch.output.folder import look
 from diffbatch.output.layout import is_run_folder
@@ -95,16 +97,17 @@ def _shapes(prepared: Prepared, shapes: Counter[SamplingParams]) -> list[dict[st
 
 
 def _layout(prepared: Prepared, num_batches: int) -> dict[str, Any]:
-    asked = prepared.job.spec.parallel.replicas
-    replicas = auto_replicas(prepared.facts, num_batches) if asked == "auto" else int(asked)
-    device = "cuda" if num_gpus() else "cpu"
-    return {
-        "replicas": replicas,
-        "ranks": [
-            {"rank": r, "replica": r, "device": f"cuda:{r}" if device == "cuda" else "cpu"}
-            for r in range(replicas)
-        ],
-    }
+    layout = choose_layout(prepared, num_batches)
+    on_gpu = num_gpus() > 0
+    ranks = [
+        {
+            "rank": rank,
+            **layout.coordinates(rank),
+            "device": f"cuda:{rank}" if on_gpu else "cpu",
+        }
+        for rank in range(layout.world_size)
+    ]
+    return {**asdict(layout), "world_size": layout.world_size, "ranks": ranks}
 
 
 def _resume(prepared: Prepared) -> dict[str, int] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from diffbatch.errors import JobError, PlanError, Problem
+from diffbatch.errors import JobError
 from diffbatch.job.expand import expand
 from diffbatch.job.load import Job, load_job, load_prompts
 from diffbatch.job.overrides import CommandLine
@@ -17,11 +17,10 @@ from diffbatch.models.folder import read_model
 from diffbatch.models.resolve import resolve_model
 from diffbatch.output.formats import check_size
 from diffbatch.output.layout import is_reserved
-from diffbatch.plan.checks import effective, param_problems, without_effect
+from diffbatch.plan.batches import num_tokens
+from diffbatch.plan.checks import cfg_problems, effective, param_problems, without_effect
 from diffbatch.plan.facts import ModelFacts, model_key
 from diffbatch.req import Req, SamplingParams
-
-_AXES = ("pp", "cfg", "tp", "ulysses", "ring")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +30,10 @@ class Prepared:
     job: Job
     facts: ModelFacts
     scheduler: dict[str, Any]  # {} keeps the folder's own
-    ignored: set[str] = field(default_factory=set)  # parameters without effect, seen by `reqs`
+    # Seen by `reqs` on its way: parameters without effect, and lengths of sequences in tokens.
+    ignored: set[str] = field(default_factory=set)
+    picture_lengths: set[int] = field(default_factory=set)
+    text_lengths: set[int] = field(default_factory=set)
 
     @property
     def batch_size(self) -> int:
@@ -70,10 +72,13 @@ class Prepared:
             for name in without_effect(params, self.facts)
             if getattr(params, name) not in ("", defaults.get(name))
         )
+        self.picture_lengths.add(num_tokens(params, self.facts))
+        self.text_lengths.add(params.max_sequence_length or 0)
         return effective(params, self.facts)
 
     def _check(self, params: SamplingParams) -> list[str]:
         problems = param_problems(params, self.facts)
+        problems += cfg_problems(params, self.facts, self.job.spec.parallel.cfg)
         still = self.facts.modality == "image" or params.num_frames == 1
         suffix = self.job.spec.format or ("png" if still else "mp4")
         if params.height is not None and params.width is not None:
@@ -92,7 +97,6 @@ def prepare(job_path: Path | None, prompts: Sequence[str], command_line: Command
         job = load_job(job_path, command_line)
     else:
         job = load_prompts(prompts, command_line)
-    _check_parallel(job)
     spec = job.spec
     folder = resolve_model(spec.model, base=job.base, revision=spec.revision)
     facts = read_model(spec.model, folder, variant=spec.variant)
@@ -111,18 +115,3 @@ def _absolute_model(command_line: CommandLine) -> CommandLine:
     if model is None or not Path(model).is_dir() or model == "demo":
         return command_line
     return replace(command_line, keys={**command_line.keys, "model": str(Path(model).absolute())})
-
-
-def _check_parallel(job: Job) -> None:
-    parallel = job.spec.parallel
-    problems = [
-        Problem(
-            f"parallel.{axis}",
-            f"found {getattr(parallel, axis)}, but this version only splits work over replicas; "
-            "leave it out or write 1",
-        )
-        for axis in _AXES
-        if getattr(parallel, axis) != 1
-    ]
-    if problems:
-        raise PlanError(problems)

@@ -35,9 +35,9 @@ class Tally:
         replica = event.get("replica", 0)
         match event["event"]:
             case "ready":
-                self.replicas[replica] = f"ready on {event['device']}"
-                if len(self.replicas) == 1:
+                if not self.replicas:
                     self.begin_s = time.monotonic()
+                self.replicas[replica] = f"ready on {event['device']}"
             case "started":
                 self.replicas[replica] = f"making {', '.join(event['ids'])}"
             case "step":
@@ -105,7 +105,7 @@ class JsonReporter:
     def event(self, event: Message) -> None:
         """See `Reporter.event`."""
         self._tally.note(event)
-        if event["event"] in {"connected", "disconnected"}:
+        if event["event"] in {"connected", "disconnected", "launch"}:
             return
         counts = {"done": self._tally.done, "failed": self._tally.failed}
         self._stream.write(json.dumps({**event, **counts, "of": self._tally.total}) + "\n")

@@ -6,14 +6,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from diffbatch.launch.devices import auto_replicas, num_gpus
+from diffbatch.launch.devices import num_gpus
 from diffbatch.launch.group import WorkerGroup
+from diffbatch.launch.layout import choose_layout, pp_partition, splits_unevenly
 from diffbatch.launch.prepare import Prepared
 from diffbatch.launch.progress import Tally, make_reporter
 from diffbatch.launch.signals import stop_on_signals
@@ -21,6 +22,7 @@ from diffbatch.launch.summary import Outcome, WorkerFacts, run_facts
 from diffbatch.output.folder import RunFolder
 from diffbatch.output.resume import select
 from diffbatch.plan.batches import work_queue
+from diffbatch.plan.layout import Layout
 from diffbatch.req import MicroBatch
 from diffbatch.terminal import printable
 from diffbatch.worker.link import Message
@@ -55,8 +57,9 @@ def run_job(prepared: Prepared, choices: RunChoices, console: Console) -> int:
     def work(batches: Sequence[MicroBatch], note: Callable[[Message], None]) -> str | None:
         if not batches:
             return None
-        replicas = _num_replicas(prepared, len(batches))
-        spec = worker_spec(prepared, replicas, choices.threads)
+        layout = choose_layout(prepared, len(batches))
+        spec = worker_spec(prepared, layout, choices.threads)
+        note({"event": "launch", "layout": asdict(layout), "threads": spec.threads})
         with (
             WorkerGroup(spec, max_restarts=choices.max_restarts) as group,
             stop_on_signals(group.stop) as stopped,
@@ -98,10 +101,9 @@ def carry_out(prepared: Prepared, choices: RunChoices, console: Console, work: W
         stopped_by = _report(work, batches, tally, facts, choices, console)
         records = folder.merge(reqs)
         if batches or not folder.owned:  # a run with nothing to do leaves the last one's facts
-            layout = {"replicas": len(facts.devices), "threads": choices.threads}
             wall_s = round(time.monotonic() - begin_s, 3)
             run = run_facts(prepared, tally, facts)
-            folder.write_facts({**run, "command": command, "layout": layout, "wall_s": wall_s})
+            folder.write_facts({**run, "command": command, "wall_s": wall_s})
         outcome = Outcome.of(folder.root, selected, records, made=tally.made, signal=stopped_by)
         if choices.as_json:
             console.file.write(json.dumps(outcome.as_dict()) + "\n")
@@ -138,12 +140,7 @@ def _report(
         reporter.close()
 
 
-def _num_replicas(prepared: Prepared, num_batches: int) -> int:
-    asked = prepared.job.spec.parallel.replicas
-    return auto_replicas(prepared.facts, num_batches) if asked == "auto" else int(asked)
-
-
-def worker_spec(prepared: Prepared, replicas: int, threads: int) -> WorkerSpec:
+def worker_spec(prepared: Prepared, layout: Layout, threads: int) -> WorkerSpec:
     """What the workers of this job must know. `threads` per rank count on the CPU only."""
     spec = prepared.job.spec
     return WorkerSpec(
@@ -151,7 +148,10 @@ def worker_spec(prepared: Prepared, replicas: int, threads: int) -> WorkerSpec:
         # A label, never a path: it goes into the files, which must not depend on where they lie.
         model_label=Path(prepared.facts.label).name,
         run_folder=prepared.job.output.resolve(),
-        replicas=replicas,
+        layout=layout,
+        in_flight=spec.parallel.in_flight,
+        partition=pp_partition(prepared),
+        uneven=splits_unevenly(prepared, layout),
         threads=None if num_gpus() else threads,
         dtype=spec.dtype,
         variant=spec.variant,

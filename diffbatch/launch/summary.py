@@ -24,20 +24,24 @@ _PACKAGES = ("diffbatch", "torch", "diffusers", "transformers", "numpy", "pillow
 class WorkerFacts:
     """What run.json will say of the workers; filled from their events."""
 
-    devices: dict[int, str] = field(default_factory=dict)
+    layout: dict[str, Any] = field(default_factory=dict)
+    devices: dict[int, str] = field(default_factory=dict)  # by rank, as the next three
+    loaded: dict[int, Any] = field(default_factory=dict)
     busy_share: dict[int, float] = field(default_factory=dict)
     num_starts: int = 0
 
     def note(self, event: Message) -> None:
         """Take in one event."""
         match event["event"]:
+            case "launch":
+                self.layout = {**event["layout"], "threads": event["threads"]}
             case "connected":
                 self.num_starts += 1
             case "ready":
-                self.devices[event["replica"]] = event["device"]
-            case "left" if event["wall_s"] > 0:
-                share = event["busy_s"] / event["wall_s"]
-                self.busy_share[event["replica"]] = round(share, 3)
+                self.devices[event["rank"]] = event["device"]
+                self.loaded[event["rank"]] = event["load"]
+            case "rank" if event["wall_s"] > 0:
+                self.busy_share[event["rank"]] = round(event["busy_s"] / event["wall_s"], 3)
 
 
 def run_facts(prepared: Prepared, tally: Tally, facts: WorkerFacts) -> dict[str, Any]:
@@ -53,8 +57,10 @@ def run_facts(prepared: Prepared, tally: Tally, facts: WorkerFacts) -> dict[str,
             "fingerprint": model.fingerprint,
         },
         "host": socket.gethostname(),
-        "devices": {str(replica): device for replica, device in sorted(facts.devices.items())},
-        "busy_share": {str(r): share for r, share in sorted(facts.busy_share.items())},
+        "layout": facts.layout,
+        "devices": _by_rank(facts.devices),
+        "transformers": _by_rank(facts.loaded),  # bytes read and held, where they are cut
+        "busy_share": _by_rank(facts.busy_share),
         "num_starts": facts.num_starts,
         "totals": {
             "selected": tally.total,
@@ -63,6 +69,10 @@ def run_facts(prepared: Prepared, tally: Tally, facts: WorkerFacts) -> dict[str,
             "made": tally.made,
         },
     }
+
+
+def _by_rank(values: Mapping[int, Any]) -> dict[str, Any]:
+    return {str(rank): value for rank, value in sorted(values.items()) if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,15 @@
-"""Load the part of a transformer that one pipeline rank owns.
+"""Load the part of a transformer that one rank owns: a segment, or slices of it.
 
 The model is built with its parameters on the meta device and its buffers real, then the tensors
-that this rank owns are read from safetensors. Blocks of other ranks never take memory. The owned
-part is bit-identical to what `from_pretrained` loads.
+that this rank owns are read from safetensors, and of tensors that tensor parallelism cuts only the
+slice. Blocks of other ranks never take memory. The owned part is bit-identical to what
+`from_pretrained` loads.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,14 +27,18 @@ from diffbatch.errors import PlanError
 from diffbatch.models.checkpoint import Checkpoint, read_checkpoint
 from diffbatch.parallel.chain import find_chain
 from diffbatch.parallel.cut import CutModel
+from diffbatch.parallel.tensor import tensor_slices
 from diffbatch.plan.split import PipelineShare
+from diffbatch.plan.tensor import WHOLE, Slice, TensorShare
+
+NO_SLICES: Mapping[str, Slice] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFacts:
     """What loading cost one rank."""
 
-    bytes_read: int  # of stored tensors
+    bytes_read: int  # of stored tensors, or of the slices of them
     bytes_held: int  # of tensors in memory, after the change of dtype
     num_tensors: int
 
@@ -42,21 +47,28 @@ def load_segment(
     folder: Path,
     share: PipelineShare,
     *,
+    tensor_share: TensorShare = WHOLE,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     variant: str | None = None,
 ) -> tuple[CutModel, LoadFacts]:
     """The segment of one pipeline rank, ready to run, in eval mode.
 
-    Every rank of the replica calls it; no rank waits for another. PlanError when the class cannot
-    be cut, the split does not fit, or the checkpoint is not what the class expects.
+    With a `tensor_share` its tensors are cut; `apply_tensor_parallel` then makes it ready. Every
+    rank of the replica calls it; no rank waits for another. PlanError when the class cannot be cut,
+    a split does not fit, or the checkpoint is not what the class expects.
     """
     checkpoint = read_checkpoint(folder, variant)
     model = empty_model(checkpoint, dtype)
     chain = find_chain(model)
     own = share.own(len(chain.names))
     facts = load_weights(
-        model, checkpoint, lambda key: chain.owns(own, key), dtype=dtype, device=device
+        model,
+        checkpoint,
+        lambda key: chain.owns(own, key),
+        slices=tensor_slices(model, tensor_share),
+        dtype=dtype,
+        device=device,
     )
     return CutModel(model, chain, own), facts
 
@@ -79,41 +91,51 @@ def load_weights(
     checkpoint: Checkpoint,
     owns: Callable[[str], bool],
     *,
+    slices: Mapping[str, Slice] = NO_SLICES,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> LoadFacts:
     """Fill the tensors of `model` whose name `owns` accepts; the others stay on meta.
 
+    Of tensors in `slices` only that part is read and held (`tensor_slices` says which).
     `dtype` is that of floating-point tensors (None: the model's own), but for modules that the
     class keeps in fp32. PlanError naming the keys that are missing, unknown or misshapen.
     """
     state = model.state_dict()
     _check_keys(model, state, checkpoint, owns)
     wanted = [name for name in state if owns(name)]
-    bytes_held = 0
-    for name, tensor in _read(checkpoint, wanted):
+    bytes_read = bytes_held = 0
+    for name, tensor in _read(checkpoint, wanted, slices):
         target = _dtype_of(model, name, tensor, state[name], dtype)
         placed = tensor.to(device=device, dtype=target).contiguous()
         _place(model, name, placed)
+        bytes_read += tensor.numel() * tensor.element_size()
         bytes_held += placed.numel() * placed.element_size()
     _move_buffers(model, owns, device)
     left = [name for name, item in model.named_parameters() if owns(name) and item.is_meta]
     assert not left, f"not loaded: {left}"
-    return LoadFacts(
-        bytes_read=sum(checkpoint.tensors[name].num_bytes for name in wanted),
-        bytes_held=bytes_held,
-        num_tensors=len(wanted),
-    )
+    return LoadFacts(bytes_read=bytes_read, bytes_held=bytes_held, num_tensors=len(wanted))
 
 
-def _read(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+def _read(
+    checkpoint: Checkpoint, names: Iterable[str], slices: Mapping[str, Slice]
+) -> Iterator[tuple[str, torch.Tensor]]:
     def file_of(name: str) -> Path:
         return checkpoint.tensors[name].file
 
     for file, group in groupby(sorted(names, key=lambda name: (str(file_of(name)), name)), file_of):
         with safe_open(file, framework="pt", device="cpu") as stored:
             for name in group:
-                yield name, stored.get_tensor(name)
+                part = slices.get(name)
+                yield name, stored.get_tensor(name) if part is None else _part(stored, name, part)
+
+
+def _part(stored: Any, name: str, part: Slice) -> torch.Tensor:
+    """The slice of stored tensor `name`, read without the rest of it."""
+    whole = stored.get_slice(name)
+    before = (slice(None),) * part.dim
+    pieces = [whole[(*before, slice(run.start, run.stop))] for run in part.ranges]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, part.dim)
 
 
 def _dtype_of(

@@ -34,6 +34,7 @@ class CutModel:
         self.model = model
         self.chain = chain
         self.own = own
+        self.agree: Callable[[bool], bool] = bool  # ranks that split the tokens set it: all or none
         self._call: _Call | None = None
         self._proved: set[Header] = set()
         for at, name in enumerate(chain.names):
@@ -96,11 +97,12 @@ class CutModel:
 
     def _prove(self, outcome: Any, args: Any, kwargs: Any, incoming: Handoff) -> None:
         """Blanks are NaN: a finite result has not read them. Any other is made again from zeros."""
-        if all(bool(leaf.isfinite().all()) for leaf in _floats(outcome)):
+        if self.agree(all(bool(leaf.isfinite().all()) for leaf in _floats(outcome))):
             return
         again = self._run(args, kwargs, _Call(self.chain, incoming, 0.0))
         pairs = zip(_floats(outcome), _floats(again), strict=True)
-        if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
+        same = all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs)
+        if not self.agree(same):
             raise PlanError(
                 f"{type(self.model).__name__} reads outputs of blocks before "
                 f"{self.chain.names[self.own.start]} again later, so it cannot be cut there; "

@@ -78,11 +78,11 @@ class Header:
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """The tensors that travel over this boundary, in order."""
-        return tuple(_tensors(self.blocks[-1]))
+        return tuple(tensors_of(self.blocks[-1]))
 
     def to_json(self) -> str:
         """Text for the wire; equal neighbours are written once with their count."""
-        runs = [[_to_plain(spec), len(list(run))] for spec, run in groupby(self.blocks)]
+        runs = [[plain_spec(spec), len(list(run))] for spec, run in groupby(self.blocks)]
         return json.dumps(runs, separators=(",", ":"))
 
     @classmethod
@@ -90,7 +90,7 @@ class Header:
         """The inverse of `to_json`."""
         blocks: list[Spec] = []
         for plain, count in json.loads(text):
-            blocks += [_from_plain(plain)] * count
+            blocks += [spec_from_plain(plain)] * count
         return cls(tuple(blocks))
 
 
@@ -127,19 +127,19 @@ def spec_of(value: Value) -> Spec:
 def flatten(value: Value) -> tuple[Spec, tuple[torch.Tensor, ...]]:
     """Take `value` apart: its structure, and its tensors contiguous in the order of the wire."""
     spec = spec_of(value)
-    tensors = zip(_tensors(spec), _leaves(value), strict=True)
+    tensors = zip(tensors_of(spec), _leaves(value), strict=True)
     return spec, tuple(leaf.permute(part.order).contiguous() for part, leaf in tensors)
 
 
 def unflatten(spec: Spec, tensors: Sequence[torch.Tensor]) -> Value:
     """Put a value of structure `spec` together; strides are those of the original, too."""
     wire = iter(tensors)
-    return _build(spec, (_unpacked(part, next(wire)) for part in _tensors(spec)))
+    return _build(spec, (_unpacked(part, next(wire)) for part in tensors_of(spec)))
 
 
 def blank(spec: Spec, device: torch.device | str, fill: float) -> Value:
     """A value of structure `spec` made of `TensorSpec.blank` tensors."""
-    return _build(spec, (part.blank(device, fill) for part in _tensors(spec)))
+    return _build(spec, (part.blank(device, fill) for part in tensors_of(spec)))
 
 
 def _order(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -152,12 +152,13 @@ def _unpacked(spec: TensorSpec, wire: torch.Tensor) -> torch.Tensor:
     return wire.permute(inverse)
 
 
-def _tensors(spec: Spec) -> Iterator[TensorSpec]:
+def tensors_of(spec: Spec) -> Iterator[TensorSpec]:
+    """The tensors of a structure, in the order of the wire."""
     if isinstance(spec, TensorSpec):
         yield spec
     else:
         for item in spec.items:
-            yield from _tensors(item)
+            yield from tensors_of(item)
 
 
 def _leaves(value: Value) -> Iterator[torch.Tensor]:
@@ -179,14 +180,16 @@ def _build(spec: Spec, tensors: Iterator[torch.Tensor]) -> Value:
     return tuple(items) if spec.kind == "tuple" else items
 
 
-def _to_plain(spec: Spec) -> list[Any]:
+def plain_spec(spec: Spec) -> list[Any]:
+    """A structure as JSON-ready data; `spec_from_plain` reads it back."""
     if isinstance(spec, TensorSpec):
         return ["tensor", spec.shape, spec.dtype, spec.order]
-    return [spec.kind, [_to_plain(item) for item in spec.items], spec.keys, spec.plain]
+    return [spec.kind, [plain_spec(item) for item in spec.items], spec.keys, spec.plain]
 
 
-def _from_plain(plain: list[Any]) -> Spec:
+def spec_from_plain(plain: list[Any]) -> Spec:
+    """The inverse of `plain_spec`."""
     kind, first, second, third = plain
     if kind == "tensor":
         return TensorSpec(tuple(first), second, tuple(third))
-    return Node(kind, tuple(_from_plain(item) for item in first), tuple(second), third)
+    return Node(kind, tuple(spec_from_plain(item) for item in first), tuple(second), third)

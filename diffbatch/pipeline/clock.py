@@ -39,6 +39,13 @@ class StageClock:
             yield
             self._add(stage, time.perf_counter() - begin_s)
 
+    def share(self, part: float) -> StageClock:
+        """A new clock that starts with `part` of the seconds of this one."""
+        clock = StageClock.__new__(StageClock)
+        clock._on_device, clock._events = self._on_device, []
+        clock._seconds = {stage: s * part for stage, s in self.seconds().items()}
+        return clock
+
     def seconds(self) -> dict[str, float]:
         """Seconds per stage so far. Waits for the device to reach the last mark."""
         for stage, begin, end in self._events:

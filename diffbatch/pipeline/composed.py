@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from diffusers.modular_pipelines.modular_pipeline import (
 )
 from PIL import Image
 
+from diffbatch.parallel.cut import CutModel
 from diffbatch.pipeline.decoding import DecodingStage
 from diffbatch.pipeline.denoising import DenoisingStage
 from diffbatch.pipeline.encoding import (
@@ -51,8 +52,9 @@ class ComposedPipeline:
     on which inputs a request has (an image, say), so stages are made per set of inputs and kept.
     """
 
-    def __init__(self, modular: Any) -> None:
+    def __init__(self, modular: Any, cuts: Mapping[str, CutModel] | None = None) -> None:
         self._modular = modular
+        self.cuts = cuts or {}  # transformers of which this rank holds a segment, by name
         self._inputs = {i.name: i for i in modular.blocks.inputs if i.name is not None}
         self._stages: dict[frozenset[str], Stages] = {}
         self.encoders = _remember_encodings(modular)

@@ -49,6 +49,7 @@ class DenoisingStage(PipelineStage):
         self._before = tuple(blocks[: loops[0]])
         self._loop: Any = blocks[loops[0]]
         self._after = tuple(blocks[loops[0] + 1 :])
+        self.loop_inputs = frozenset(self._loop.input_names)
 
     def begin(self, components: Components, state: PipelineState) -> DenoiseLoop:
         """Draw the noise, set the timesteps, and list the steps that the loop will take."""

@@ -85,9 +85,31 @@ def methods_of_name(class_name: str) -> Methods:
     return methods
 
 
+def attribute_of_name(class_name: str, attribute: str) -> ast.expr | None:
+    """What a diffusers model class, or the nearest base, assigns to `attribute` in its body.
+
+    Read from the installed source, as `methods_of_name` does. None where it is None, or nothing.
+    """
+    found = _find_class(class_name)
+    if found is None:
+        raise PlanError(f"diffusers has no model class {class_name}")
+    for item in found.body:
+        if isinstance(item, ast.Assign) and _assigns(item, attribute):
+            return None if isinstance(item.value, ast.Constant) else item.value
+    for base in found.bases:
+        name = base.id if isinstance(base, ast.Name) else ""
+        if name and not name.endswith("Mixin") and _find_class(name) is not None:
+            return attribute_of_name(name, attribute)
+    return None
+
+
 def methods_in(node: ast.ClassDef) -> Methods:
     """The methods that a class body defines."""
     return {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+
+
+def _assigns(item: ast.Assign, attribute: str) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == attribute for target in item.targets)
 
 
 @cache

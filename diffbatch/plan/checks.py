@@ -18,6 +18,19 @@ def param_problems(params: SamplingParams, facts: ModelFacts) -> list[str]:
     return problems
 
 
+def cfg_problems(params: SamplingParams, facts: ModelFacts, cfg: int) -> list[str]:
+    """Why the guidance branches of `params` cannot be shared out over `cfg` ranks."""
+    branches = num_branches(params, facts)
+    if cfg <= branches:
+        return []
+    if not facts.guided:
+        return [f"cfg {cfg}: {facts.class_name} has no guidance branches; use --cfg 1"]
+    if branches == 1:
+        scale = params.guidance_scale
+        return [f"cfg {cfg}: guidance is off at guidance_scale {scale}; use --cfg 1"]
+    return [f"cfg {cfg}: there are {branches} guidance branches; use --cfg {branches} or less"]
+
+
 def without_effect(params: SamplingParams, facts: ModelFacts) -> list[str]:
     """Names that are set in `params` but change nothing in what this model makes."""
     ignored = {name for name in params.as_dict() if name not in facts.params}

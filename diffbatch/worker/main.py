@@ -21,6 +21,8 @@ from diffbatch.worker.spec import WorkerSpec
 if TYPE_CHECKING:
     import torch
 
+    from diffbatch.models.loading import LoadedModel
+    from diffbatch.parallel.team import Team
     from diffbatch.worker.board import Board
 
 _FAREWELL_S = 1.0  # for the Scheduler to forward the cause before torchrun ends every rank
@@ -78,9 +80,9 @@ def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
     else:
         board.wait_until_open()
     if link is not None:
-        thread = Scheduler(link, board.clone(), spec.replicas).start()
+        thread = Scheduler(link, board.clone(), spec.layout.replicas).start()
     try:
-        terminated = _serve(spec, env, board)
+        terminated = _serve(spec, env, store, board)
     except BaseException as error:
         _log.exception("rank %d ends with an error", env.rank)
         user_error = isinstance(error, DiffbatchError)
@@ -99,43 +101,85 @@ def _exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, DiffbatchError) else DiffbatchError.exit_code
 
 
-def _serve(spec: WorkerSpec, env: RankEnv, board: Board) -> bool:
-    """Load the model and work; returns whether a signal ended it."""
-    from diffbatch.models.loading import LoadSpec, load_pipeline
+def _serve(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
+    """Load this rank's part of the model and work; returns whether a signal ended it."""
+    from diffbatch.models.loading import LoadSpec, load_pipeline, spread
     from diffbatch.output.writer import OutputWriter, WriterConfig
     from diffbatch.pipeline.composed import ComposedPipeline
     from diffbatch.pipeline.executor import ParallelExecutor
+    from diffbatch.plan.split import PipelineShare
+    from diffbatch.plan.tensor import TensorShare
+    from diffbatch.worker.bridge import Bridge
     from diffbatch.worker.gpu_worker import GPUWorker
+    from diffbatch.worker.orders import Follower, Leader
 
     device = _place(env, spec)
+    layout = spec.layout
+    place = layout.coordinates(env.rank)
+    replica = layout.replica_of(env.rank)
     load = LoadSpec(
         folder=spec.model_folder,
         dtype=spec.dtype,
         variant=spec.variant,
         scheduler=spec.scheduler,
+        share=PipelineShare(pp=layout.pp, rank=place["pp"], partition=spec.partition),
+        tensor_share=TensorShare(tp=layout.tp, rank=place["tp"]),
     )
-    pipeline = ComposedPipeline(load_pipeline(load, device))
-    replica = env.rank
+    model = load_pipeline(load, device)
+    team = _team(spec, env, store, device)
+    spread(model, team.groups, uneven=spec.uneven)
     config = WriterConfig(
         root=spec.run_folder,
-        name=f"replica-{replica}",
+        name=f"rank-{env.rank}",
         model=spec.model_label,
         replica=replica,
-        ranks=(env.rank,),
+        ranks=team.ranks,
         attempt=env.attempt,
     )
     sink = OutputWriter(config, on_record=_record_poster(board.clone(), replica))
-    worker = GPUWorker(
-        ParallelExecutor(pipeline, device),
-        board,
-        sink,
-        replica=replica,
-        in_flight=spec.in_flight,
-    )
-    _on_sigterm(worker.terminate)
-    board.post({"event": "ready", "replica": replica, "device": _describe(device)})
-    worker.run()
-    return worker.terminated
+    executor = ParallelExecutor(ComposedPipeline(model.pipeline, model.cuts), device, team)
+    bridge = Bridge(team)
+    waiting = team.traffic.waiting
+    waiting.seconds = 0.0
+    worker = GPUWorker(executor, bridge, sink, lambda: waiting.seconds)
+    leads = team.place == 0
+    orders: Leader | Follower
+    if leads:
+        flights = spec.flights
+        orders = Leader(executor, board, bridge, sink, replica=replica, in_flight=flights)
+        orders.num_others = team.size - 1
+    else:
+        orders = Follower(executor, bridge)
+    _on_sigterm(orders.terminate)
+    me = {"rank": env.rank, "replica": replica}
+    board.post({"event": "ready", **me, "device": _describe(device), "load": _load_facts(model)})
+    times = worker.run(orders)
+    board.post({"event": "rank", **me, **times})
+    if leads:
+        board.post({"event": "left", **me})
+    return orders.terminated
+
+
+def _team(spec: WorkerSpec, env: RankEnv, store: Any, device: torch.device) -> Team:
+    """This rank's replica; process groups are started only where there is somebody to talk to."""
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    from diffbatch.parallel.groups import make_groups, start_process_group
+    from diffbatch.parallel.team import Team
+
+    store = PrefixStore(f"team/{env.attempt}", store)
+    if spec.layout.group_size > 1:
+        groups_store = PrefixStore("groups", store)
+        start_process_group(groups_store, env.rank, env.world_size, device, spec.timeout_s)
+    groups = make_groups(spec.layout, env.rank, device, spec.timeout_s)
+    return Team(groups, store, spec.timeout_s)
+
+
+def _load_facts(model: LoadedModel) -> dict[str, dict[str, int]]:
+    return {
+        name: {"bytes_read": facts.bytes_read, "bytes_held": facts.bytes_held}
+        for name, facts in model.facts.items()
+    }
 
 
 def _record_poster(board: Board, replica: int) -> Any:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from diffbatch.plan.layout import Layout
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
@@ -15,14 +17,24 @@ class WorkerSpec:
     model_folder: Path
     model_label: str  # written into the files' metadata
     run_folder: Path
-    replicas: int
+    layout: Layout
     dtype: str = "auto"
     variant: str | None = None
     scheduler: dict[str, Any] = field(default_factory=dict)
-    in_flight: int = 1  # micro-batches between first and last step, per replica
+    in_flight: int | None = None  # micro-batches between first and last step; None: see below
+    partition: tuple[int, ...] | None = None  # blocks per pipeline rank; None: even
+    uneven: bool = False  # some sequence does not divide by the sequence ranks
+    timeout_s: float = 600.0  # for any wait of a rank for another
     threads: int | None = None  # per rank, on the CPU; None leaves torch's own choice
     link: str | None = None  # where the Scheduler finds the client; None: the client is rank 0
     parent_pid: int | None = None  # the client's process, on the host of rank 0
+
+    @property
+    def flights(self) -> int:
+        """Micro-batches in flight per replica: one more than pipeline ranks, if not given."""
+        if self.in_flight is not None:
+            return self.in_flight
+        return self.layout.pp + 1 if self.layout.pp > 1 else 1
 
     def to_json(self) -> str:
         """One line of JSON; `from_json` reads it back."""
@@ -34,4 +46,6 @@ class WorkerSpec:
         data: dict[str, Any] = json.loads(text)
         for name in ("model_folder", "run_folder"):
             data[name] = Path(data[name])
+        data["layout"] = Layout(**data["layout"])
+        data["partition"] = tuple(data["partition"]) if data["partition"] else None
         return cls(**data)

@@ -25,10 +25,10 @@ from diffbatch.pipeline.denoising import DenoisingStage
 from diffbatch.pipeline.executor import ParallelExecutor
 from diffbatch.pipeline.stage import ParallelType, PipelineStage, StageError
 from diffbatch.req import MicroBatch, OutputBatch, Req, SamplingParams
+from tests.solo import CPU, execute, solo_team
 
 pytestmark = pytest.mark.parity
 
-CPU = torch.device("cpu")
 PROMPTS = ("a red circle", '\u4e00\u53ea\u732b, "quoted" \U0001f680', "waves " * 40)
 NEGATIVE = "blurry, watermark"
 POISON = "~"  # its token's embedding is made NaN where a test wants one request to fail
@@ -85,7 +85,7 @@ def composed(tiny: Callable[[str], Path]) -> Iterator[Callable[[str], ComposedPi
 
     @cache
     def load(name: str) -> ComposedPipeline:
-        return ComposedPipeline(load_pipeline(LoadSpec(folder=tiny(name)), CPU))
+        return ComposedPipeline(load_pipeline(LoadSpec(folder=tiny(name)), CPU).pipeline)
 
     yield load
     load.cache_clear()
@@ -140,21 +140,6 @@ def our_pixels(pipeline: ComposedPipeline, req: Req) -> np.ndarray:
         stages.decode(components, state)
     pixels = np.asarray(state.get(stages.decode.output_name))
     return pixels[0] if pixels.ndim == 5 else pixels
-
-
-def execute(
-    pipeline: ComposedPipeline, batches: Sequence[Sequence[Req]], in_flight: int = 1
-) -> list[OutputBatch]:
-    """Every output, in the order of its first request, with `in_flight` micro-batches in turn."""
-    executor = ParallelExecutor(pipeline, CPU)
-    waiting = [MicroBatch(reqs=tuple(reqs), write=frozenset()) for reqs in batches]
-    outputs: list[OutputBatch] = []
-    while waiting or executor.num_in_flight:
-        while waiting and executor.num_in_flight < in_flight:
-            executor.admit(waiting.pop(0))
-        outputs += executor.step()
-    outputs += executor.step()
-    return sorted(outputs, key=lambda output: output.reqs[0].index)
 
 
 def frames_of(outputs: Sequence[OutputBatch]) -> list[np.ndarray | None]:
@@ -242,7 +227,7 @@ def test_a_micro_batch_of_two_is_close_to_one_by_one(
 
 @every_case
 def test_each_distinct_text_is_encoded_once(case: Case, tiny: Callable[[str], Path]) -> None:
-    pipeline = ComposedPipeline(load_pipeline(LoadSpec(folder=tiny(case.name)), CPU))
+    pipeline = ComposedPipeline(load_pipeline(LoadSpec(folder=tiny(case.name)), CPU).pipeline)
     reqs = [req_of(case, i, PROMPTS[i % 2], num_inference_steps=1) for i in range(5)]
     execute(pipeline, [[req] for req in reqs], in_flight=2)
     distinct = 2 + case.negative
@@ -255,7 +240,7 @@ def test_a_request_with_nan_fails_alone(
     batch_size: int, tiny: Callable[[str], Path], composed: Callable[[str], ComposedPipeline]
 ) -> None:
     case = CASES["wan"]
-    pipeline = ComposedPipeline(load_pipeline(LoadSpec(folder=tiny("wan")), CPU))
+    pipeline = ComposedPipeline(load_pipeline(LoadSpec(folder=tiny("wan")), CPU).pipeline)
     poison(pipeline)
     reqs = [req_of(case, 0), req_of(case, 1, f"a cat {POISON}"), req_of(case, 2)]
     batches = [reqs[i : i + batch_size] for i in range(0, 3, batch_size)]
@@ -332,13 +317,15 @@ def test_a_request_that_raises_fails_alone(composed: Callable[[str], ComposedPip
 
 
 def test_dropped_work_comes_to_nothing(composed: Callable[[str], ComposedPipeline]) -> None:
-    executor = ParallelExecutor(composed("wan"), CPU)
-    executor.admit(MicroBatch(reqs=(req_of(CASES["wan"], 0),), write=frozenset()))
+    executor = ParallelExecutor(composed("wan"), CPU, solo_team())
+    batch = MicroBatch(reqs=(req_of(CASES["wan"], 0),), write=frozenset())
+    executor.admit([("a", batch)])
     assert executor.steps == (0, 4)
-    executor.step()
+    executor.turn()
     assert executor.steps == (1, 4)
-    executor.drop()
-    assert (executor.num_in_flight, executor.step()) == (0, [])
+    executor.drop(["a", "b"])
+    assert executor.num_in_flight == 0
+    assert executor.turn().finished == []
 
 
 @every_case

@@ -25,7 +25,10 @@ from tests.unit.job_kit import make, wrong
         ("prompts:\n- {prompt: a, sed: 1}", "job.yaml:3: prompts[0].sed: unknown key 'sed'"),
         ("prompts:\n- {promt: a}", "prompts[0].promt: unknown key 'promt'; did you mean 'prompt'?"),
         ("prompts:\n- {file: a.txt, colum: b}", "prompts[0].colum: unknown key 'colum'"),
-        ("prompts: [a]\nparallel: {dp: 2}", "known keys: replicas, pp, cfg, tp, ulysses, ring"),
+        (
+            "prompts: [a]\nparallel: {dp: 2}",
+            "known keys: replicas, pp, pp_partition, in_flight, cfg",
+        ),
         ("prompts: [a]\nheight: 3", "job.yaml:3: height: unknown key 'height'; it belongs under"),
         ("prompts: [a]\nlora: x", "job.yaml:3: lora: unknown key 'lora'; known keys: model, "),
         ("prompts:\n- {prompt: a, limit: 3}", "an entry has either `prompt`, or `file`"),

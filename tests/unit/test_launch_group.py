@@ -15,6 +15,7 @@ from diffbatch.errors import PlanError, WorkerError
 from diffbatch.launch import group as group_module
 from diffbatch.launch.group import WorkerGroup
 from diffbatch.launch.torchrun import Torchrun
+from diffbatch.plan.layout import Layout
 from diffbatch.worker.link import KEY_VARIABLE, Message, SocketLink
 from diffbatch.worker.spec import WorkerSpec
 from tests.unit.test_launch_feed import batches_of
@@ -48,7 +49,9 @@ class FakeTorchrun:
 
 @contextmanager
 def started(tmp_path: Path) -> Iterator[tuple[WorkerGroup, FakeTorchrun]]:
-    spec = WorkerSpec(model_folder=Path("/m"), model_label="m", run_folder=tmp_path, replicas=2)
+    spec = WorkerSpec(
+        model_folder=Path("/m"), model_label="m", run_folder=tmp_path, layout=Layout(replicas=2)
+    )
     group = WorkerGroup(spec, max_restarts=1)
     fake = group._torchrun
     assert isinstance(fake, FakeTorchrun)

@@ -106,14 +106,18 @@ def test_facts_of_the_workers_come_from_their_events() -> None:
     facts = WorkerFacts()
     for event in [
         {"event": "connected"},
-        {"event": "ready", "replica": 1, "device": "cuda:1"},
+        {"event": "launch", "layout": {"replicas": 2}, "threads": 1},
+        {"event": "ready", "rank": 1, "replica": 1, "device": "cuda:1", "load": {}},
         {"event": "connected"},
-        {"event": "ready", "replica": 1, "device": "cuda:3"},
-        {"event": "left", "replica": 1, "busy_s": 1.0, "wall_s": 3.0},
-        {"event": "left", "replica": 0, "busy_s": 0.0, "wall_s": 0.0},
+        {"event": "ready", "rank": 1, "replica": 1, "device": "cuda:3", "load": {"t": 5}},
+        {"event": "rank", "rank": 1, "replica": 1, "busy_s": 1.0, "wall_s": 3.0},
+        {"event": "rank", "rank": 0, "replica": 0, "busy_s": 0.0, "wall_s": 0.0},
+        {"event": "left", "rank": 0, "replica": 0},
         {"event": "step", "replica": 0},
     ]:
         facts.note(event)
+    assert facts.layout == {"replicas": 2, "threads": 1}
     assert facts.devices == {1: "cuda:3"}
+    assert facts.loaded == {1: {"t": 5}}
     assert facts.busy_share == {1: 0.333}
     assert facts.num_starts == 2

@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from diffbatch.cli.main import app
-from diffbatch.errors import PlanError
 from diffbatch.job.overrides import CommandLine
 from diffbatch.launch.plan import NUM_FIRST, make_plan
 from diffbatch.launch.prepare import Prepared, prepare
@@ -51,7 +50,7 @@ def test_plan_counts_what_a_run_would_do(job: Path) -> None:
     assert len(plan["first"]) == NUM_FIRST
     assert plan["first"][0]["file"] == "00000-a-cat-0.png"
     assert plan["layout"]["replicas"] == 3
-    assert [rank["replica"] for rank in plan["layout"]["ranks"]] == [0, 1, 2]
+    assert [rank["replicas"] for rank in plan["layout"]["ranks"]] == [0, 1, 2]
     assert plan["model"]["weight_bytes"] == 96
     assert plan["resume"] is None
     assert not (job.parent / "out").exists()
@@ -79,12 +78,6 @@ def test_model_of_the_job_is_relative_to_it_and_that_of_the_command_line_to_here
         job, [], CommandLine(keys={"model": "m"}, params={"num_frames": 1})
     )  # the job lies elsewhere
     assert sd3.facts.class_name == "StableDiffusion3Pipeline"
-
-
-@pytest.mark.parametrize("axis", ["pp", "cfg", "tp", "ulysses", "ring"])
-def test_what_this_version_cannot_split_is_refused(job: Path, axis: str) -> None:
-    with pytest.raises(PlanError, match=f"parallel.{axis}: found 2, .*leave it out or write 1"):
-        prepared_of(job, **{f"parallel__{axis}": 2})
 
 
 HOSTILE = '[red]no[/blue] [/] :cat: \x1b[31mred\x1b]0;title\x07 "q"'

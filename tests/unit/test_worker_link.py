@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from diffbatch.plan.layout import Layout
 from diffbatch.worker.link import (
     KEY_VARIABLE,
     LinkClosedError,
@@ -155,7 +156,8 @@ def test_a_worker_spec_survives_the_command_line() -> None:
         model_folder=Path("/m/\u732b"),
         model_label="m",
         run_folder=Path("/out put"),
-        replicas=2,
+        layout=Layout(replicas=2, pp=2),
+        partition=(3, 5),
         scheduler={"name": "X", "shift": 3.0},
         threads=1,
         parent_pid=7,
