@@ -36,7 +36,7 @@ def test_training_logs_loss_and_eta_and_resumes_after_a_kill(tmp_path: Path) -> 
 
 
 def _start(folder: Path, log: Path) -> subprocess.Popen[bytes]:
-    budget = ["--vae-minutes", "0.1", "--text-minutes", "0.1", "--minutes", "0.3"]
+    budget = ["--vae-minutes", "0.05", "--text-minutes", "0.05", "--minutes", "0.2"]
     often = ["--pictures", "256", "--save-every-s", "2", "--log-every-s", "2"]
     paths = ["--work", str(folder / "work"), "--out", str(folder / "weights")]
     return subprocess.Popen(
