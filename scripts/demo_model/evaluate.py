@@ -26,7 +26,7 @@ BATCH = 8
 
 def load(folder: Path) -> WanPipeline:
     """The folder as a plain fp32 pipeline without a progress bar."""
-    pipeline = WanPipeline.from_pretrained(folder, torch_dtype=torch.float32)
+    pipeline = WanPipeline.from_pretrained(folder, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

@@ -28,3 +28,5 @@ def export(work: Path, num_pictures: int, num_ranks: int, out: Path) -> None:
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
     )
     pipeline.to(torch.bfloat16).save_pretrained(out)
+    for path in out.rglob("*.safetensors"):
+        path.chmod(0o644)  # written as 0600, unreadable for others once installed

@@ -72,6 +72,24 @@ def test_guidance_changes_the_picture(pipeline: diffusers.WanPipeline) -> None:
     assert _mean_difference(strong, draw(pipeline, prompt, guidance_scale=4.0)) == 0
 
 
+def test_modular_pipeline_gives_the_same_pixels(pipeline: diffusers.WanPipeline) -> None:
+    call = {
+        "prompt": "a red star on a blue background",
+        "negative_prompt": "",
+        "height": 64,
+        "width": 64,
+        "num_frames": 1,
+        "num_inference_steps": 3,
+        "output_type": "np",
+    }
+    modular = diffusers.ModularPipeline.from_pretrained(str(demo_folder()))
+    modular.load_components(dtype=torch.float32)
+    modular.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=4.0))
+    plain = pipeline(**call, guidance_scale=4.0, generator=torch.Generator("cpu").manual_seed(7))
+    state = modular(**call, generator=torch.Generator("cpu").manual_seed(7))
+    assert np.array_equal(plain.frames, np.asarray(state.values["videos"]))
+
+
 @pytest.mark.slow
 def test_negative_background_is_drawn_less_often(pipeline: diffusers.WanPipeline) -> None:
     prompts = ["a red square"] * 24
