@@ -21,7 +21,7 @@ def test_inside_torchrun_the_same_bytes_come_out(
     folder = tmp_path / "out"
     ended = _torchrun("run", uninterrupted.job, "--output", folder)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("13 of 13 done, 13 of them now") == 1, "one rank speaks"
+    assert ended.stdout.count("17 of 17 done, 17 of them now") == 1, "one rank speaks"
     uninterrupted.assert_equals(folder)
     facts = json.loads((folder / "run.json").read_text())
     assert facts["layout"]["replicas"] == 2
@@ -32,7 +32,7 @@ def test_inside_torchrun_the_same_bytes_come_out(
     sizes = {path: path.stat().st_size for path in (folder / "logs").iterdir()}
     ended = _torchrun("run", uninterrupted.job, "--output", folder)
     assert ended.returncode == 0, ended.stderr
-    assert "13 of 13 done, nothing left to do" in ended.stdout
+    assert "17 of 17 done, nothing left to do" in ended.stdout
     assert {path: path.stat().st_size for path in sizes} == sizes, "no rank loaded the model"
     command.assert_all_gone(folder)
 
