@@ -32,7 +32,9 @@ def run(
     ] = 1,
     threads: Threads = 1,
     as_json: o.AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only errors.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Only what went wrong, on stderr.")
+    ] = False,
 ) -> None:
     """Make everything a job asks for that is not there yet."""
     from rich.console import Console

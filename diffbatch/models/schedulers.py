@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from diffbatch.job.problems import suggestion
+from diffbatch.job.problems import nearest, suggestion
 
+_USUAL = "UniPCMultistepScheduler"
 _CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
 
 
@@ -34,7 +35,12 @@ def scheduler_problem(choice: Mapping[str, Any]) -> str | None:
 
 def _nearest(name: str) -> str:
     names = sorted(cls.name for source in _sources() for cls in _schedulers_in(source))
-    return suggestion(name, names, what="schedulers")
+    if nearest(name, names) is not None:
+        return suggestion(name, names)
+    holding = [found for found in names if name.casefold() in found.casefold()]
+    if holding:
+        return f"did you mean {' or '.join(repr(found) for found in holding[:3])}?"
+    return f"give a class of diffusers.schedulers, such as {_USUAL}"
 
 
 def _arguments_of(name: str) -> list[str] | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffbatch.errors import DiffbatchError, describe
 from diffbatch.log import get_logger, log_to
+from diffbatch.terminal import counted
 from diffbatch.worker.lifeline import hold_lifeline
 from diffbatch.worker.link import Link, connect
 from diffbatch.worker.spec import WorkerSpec
@@ -235,7 +236,7 @@ def _describe(device: torch.device) -> str:
 
     if device.type == "cuda":
         return f"{device} {torch.cuda.get_device_name(device)}"
-    return f"cpu, {torch.get_num_threads()} threads"
+    return f"cpu, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def _on_sigterm(stop: Any) -> None:

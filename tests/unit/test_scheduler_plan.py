@@ -30,6 +30,15 @@ from tests.unit.model_kit import make_model
             {"name": "UniPCMultistepScheduler", "flow_shfit": 3.0},
             "UniPCMultistepScheduler takes no 'flow_shfit'; did you mean 'flow_shift'?",
         ),
+        (
+            {"name": "unipc"},
+            "diffusers has no scheduler 'unipc'; did you mean 'UniPCMultistepScheduler'?",
+        ),
+        (
+            {"name": "fast"},
+            "diffusers has no scheduler 'fast'; give a class of diffusers.schedulers, such as "
+            "UniPCMultistepScheduler",
+        ),
     ],
 )
 def test_a_slip_is_named_with_what_is_nearest(
