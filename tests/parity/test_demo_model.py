@@ -1,6 +1,7 @@
 """The shipped demo weights draw what the prompt says, through the plain diffusers pipeline.
 
-The bounds are the accuracies of the model card minus a margin for other CPUs' rounding.
+The bounds are the model card's accuracies (background and colour 100 %, shape 94.2 %) minus a
+margin of about five pictures for the rounding of other CPUs.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ def test_pictures_follow_held_out_prompts(pipeline: diffusers.WanPipeline) -> No
     print(shares)
     assert shares["background"] >= 0.95
     assert shares["colour"] >= 0.95
-    assert shares["shape"] >= 0.95
+    assert shares["shape"] >= 0.90
     assert shares["all at once"] >= 0.90
 
 
 def test_guidance_changes_the_picture(pipeline: diffusers.WanPipeline) -> None:
     prompt = ["a red star on a blue background"] * 4
     weak, strong = (draw(pipeline, prompt, guidance_scale=scale) for scale in (1.0, 4.0))
-    assert _mean_difference(weak, strong) > 0.3
+    assert _mean_difference(weak, strong) > 2
     assert _mean_difference(strong, draw(pipeline, prompt, guidance_scale=4.0)) == 0
 
 

@@ -19,7 +19,8 @@ from diffbatch.models.demo.shapes import PALETTE, SHAPES, shape_mask
 Picture = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
-_TEMPLATE_PX = 32
+_TEMPLATE_PX = 48
+_TEMPLATE_AREA_PX = 480  # leaves room for the arms of a star
 _MIN_CONTRAST = 60.0  # RGB distance from the background at which a pixel belongs to the object
 _MIN_AREA_PX = 20
 
@@ -82,11 +83,19 @@ def _templates() -> dict[str, npt.NDArray[np.float32]]:
 
 
 def _normalised(area: Mask) -> npt.NDArray[np.float32]:
-    """The area cut to its bounding box and scaled to (_TEMPLATE_PX, _TEMPLATE_PX), 0..1."""
-    rows, columns = np.flatnonzero(area.any(axis=1)), np.flatnonzero(area.any(axis=0))
-    cut = area[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    image = Image.fromarray(cut.astype(np.uint8) * 255)
-    small = image.resize((_TEMPLATE_PX, _TEMPLATE_PX), Image.Resampling.BILINEAR)
+    """The area about its centre, scaled to a set number of pixels, in a _TEMPLATE_PX square, 0..1.
+
+    Scaling by area and not by bounding box keeps the proportions (a diamond is taller than wide)
+    and does not hang on the tips of a shape, which are the first to be lost.
+    """
+    rows, columns = np.nonzero(area)
+    reach = 0.5 * _TEMPLATE_PX * (area.sum() / _TEMPLATE_AREA_PX) ** 0.5
+    centre = (columns.mean() + 0.5, rows.mean() + 0.5)
+    box = (centre[0] - reach, centre[1] - reach, centre[0] + reach, centre[1] + reach)
+    image = Image.fromarray(area.astype(np.uint8) * 255)
+    small = image.transform(
+        (_TEMPLATE_PX, _TEMPLATE_PX), Image.Transform.EXTENT, box, Image.Resampling.BILINEAR
+    )
     return np.asarray(small, dtype=np.float32) / 255.0
 
 
