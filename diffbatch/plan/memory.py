@@ -6,14 +6,14 @@ activations are an estimate, see `activations.py`.
 
 from __future__ import annotations
 
-import ast
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from diffbatch.errors import PlanError
-from diffbatch.plan.chain import BlockChain, attribute_of_name, chain_of, methods_of_name
+from diffbatch.plan.chain import BlockChain, chain_of, methods_of_name
+from diffbatch.plan.kept import ignored_patterns, kept_in_fp32
 from diffbatch.plan.layout import Layout
 from diffbatch.plan.split import PipelineShare
 from diffbatch.plan.tensor import TensorPlan, TensorShare, slice_of, tensor_plan_of
@@ -117,7 +117,7 @@ def bytes_of_layout(
     PlanError when it cannot be cut.
     """
     wanted = _wanted(weights)
-    kept = frozenset[str]() if dtype == "float32" else _names(weights.class_name, _KEPT)
+    kept = kept_in_fp32(weights.class_name, dtype)
     if not weights.shared_out or layout.pp * layout.tp == 1:
         total = sum(_held_bytes(key, stored, dtype, kept) for key, stored in wanted.items())
         return (total,) * layout.group_size
@@ -164,7 +164,6 @@ def shown_gb(num_bytes: int) -> str:
 
 
 _AXES = ("pp", "cfg", "ring", "ulysses", "tp")
-_KEPT, _IGNORED = "_keep_in_fp32_modules", "_keys_to_ignore_on_load_unexpected"
 
 
 def _shown_axes(layout: Layout) -> list[str]:
@@ -179,7 +178,7 @@ def _wanted(weights: ComponentWeights) -> Mapping[str, StoredShape]:
     """The stored tensors without those that loading passes over."""
     if not weights.shared_out:
         return weights.tensors
-    ignored = _names(weights.class_name, _IGNORED)
+    ignored = ignored_patterns(weights.class_name)
     return {
         key: stored
         for key, stored in weights.tensors.items()
@@ -208,17 +207,4 @@ def _held_bytes(key: str, stored: StoredShape, dtype: str, kept: Collection[str]
     if not stored.is_floating:
         return stored.num_bytes
     item_bytes = 4 if set(key.split(".")) & set(kept) else ITEM_BYTES[dtype]
-    num_items = 1
-    for size in stored.shape:
-        num_items *= size
-    return num_items * item_bytes
-
-
-@cache
-def _names(class_name: str, attribute: str) -> frozenset[str]:
-    """The strings in a class attribute of a diffusers model; none for other libraries' classes."""
-    try:
-        found = attribute_of_name(class_name, attribute)
-    except PlanError:
-        return frozenset()
-    return frozenset() if found is None else frozenset(ast.literal_eval(found))
+    return math.prod(stored.shape) * item_bytes
