@@ -122,10 +122,10 @@ def bytes_of_layout(
         total = sum(_held_bytes(key, stored, dtype, kept) for key, stored in wanted.items())
         return (total,) * layout.group_size
     name = weights.class_name
-    chain = chain_of(name, methods_of_name(name), weights.tensors.keys())
     plan = tensor_plan_of(name) if layout.tp > 1 else None
     if layout.tp > 1 and plan is None:
         raise PlanError(f"{name} has no plan for tensor parallelism; use --tp 1")
+    chain = chain_of(name, methods_of_name(name), weights.tensors.keys())
     held = {
         key: _held_bytes(key, _part(key, stored, plan, layout.tp), dtype, kept)
         for key, stored in wanted.items()
