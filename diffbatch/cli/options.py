@@ -101,8 +101,8 @@ def job_keys(
         "model": model,
         "output": None if output is None else str(output),
         "parallel.replicas": count,
-        **_auto_keys(choice, parallel),
         **{f"parallel.{key}": value for key, value in parallel.items()},
+        **_auto_keys(choice, parallel),
     }
     return {key: value for key, value in keys.items() if value is not None}
 

@@ -38,7 +38,10 @@ def visible_gpus() -> tuple[str, ...] | None:
 
 
 def check_devices(text: str) -> tuple[str, ...]:
-    """The GPUs that `--devices` names. PlanError where this machine does not have them."""
+    """The GPUs that `--devices` names. PlanError where this machine does not have them.
+
+    `parse_devices` checks the text itself.
+    """
     names = tuple(name.strip() for name in text.split(","))
     total, visible = num_gpus(), visible_gpus()
     if total == 0:
@@ -51,7 +54,7 @@ def check_devices(text: str) -> tuple[str, ...]:
         unknown = [name for name in names if name.isdecimal() and int(name) >= total]
         known = f"0 to {total - 1}" if total > 1 else "0"
     else:
-        unknown = [name for name in names if name not in visible]
+        unknown = [name for name in names if name and name not in visible]
         known = f"{', '.join(visible)} (CUDA_VISIBLE_DEVICES)"
     if unknown:
         raise PlanError(
