@@ -12,6 +12,7 @@ from diffbatch.cli.init import init
 from diffbatch.cli.plan import plan
 from diffbatch.cli.run import run
 from diffbatch.cli.schema import schema
+from diffbatch.cli.sheet import sheet
 
 app = typer.Typer(
     name="diffbatch",
@@ -25,6 +26,7 @@ app.command()(run)
 app.command()(plan)
 app.command()(init)
 app.command()(schema)
+app.command()(sheet)
 
 
 def main() -> None:
