@@ -130,3 +130,14 @@ def test_auto_and_degrees_together_are_an_error(
     result = command("plan", str(path), *options)
     assert result.exit_code != 0
     assert message in " ".join(f"{result.output} {result.exception}".split())
+
+
+def test_the_rank_table_names_the_devices(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    base = ["plan", "-m", str(model), "-p", "a cat", "-o", "o", "--memory-gb", "1", "--json"]
+    found = json.loads(command(*base, "--pp", "2", "--devices", "7,6,4,5").stdout)
+    ranks = [(rank["replicas"], rank["pp"], rank["device"]) for rank in found["layout"]["ranks"]]
+    assert ranks == [(0, 0, "cuda:7"), (0, 1, "cuda:6"), (1, 0, "cuda:4"), (1, 1, "cuda:5")]
+    assert found["memory"]["dtype"] == "bfloat16"
+    plain = json.loads(command(*base, "--replicas", "2").stdout)
+    assert [rank["device"] for rank in plain["layout"]["ranks"]] == ["cuda:0", "cuda:1"]
