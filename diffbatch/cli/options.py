@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +56,19 @@ InFlight = Annotated[
     int | None,
     typer.Option("--in-flight", min=1, help="Micro-batches in flight per replica; default pp+1."),
 ]
+ParallelAuto = Annotated[
+    str | None,
+    typer.Option(
+        "--parallel", metavar="auto", help="auto: the fewest ranks per replica that fit the memory."
+    ),
+]
+Devices = Annotated[
+    str | None, typer.Option(help="GPUs to use, such as 0,1,2,3: in blocks, one per replica.")
+]
+MemoryGB = Annotated[
+    float | None,
+    typer.Option("--memory-gb", help="What one rank may hold, in 10^9 bytes; more is refused."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
 Height = Annotated[int | None, typer.Option(help="Pixels; beats every entry.")]
 Width = Annotated[int | None, typer.Option(help="Pixels; beats every entry.")]
@@ -71,17 +85,40 @@ NumOutputs = Annotated[
 
 
 def job_keys(
-    model: str | None, output: Path | None, replicas: str | None, **parallel: int | str | None
+    model: str | None,
+    output: Path | None,
+    replicas: str | None,
+    choice: str | None = None,
+    **parallel: int | str | None,
 ) -> dict[str, Any]:
-    """The job file's keys that these options set, by dotted path; `parallel.` before the rest."""
+    """The job file's keys that these options set, by dotted path; `parallel.` before the rest.
+
+    `choice` is the text of --parallel. It beats the degrees of a job file, degrees of the command
+    line beat `parallel: auto` of a job file, and both on one command line are an error.
+    """
     count = int(replicas) if replicas is not None and replicas.isdecimal() else replicas
     keys = {
         "model": model,
         "output": None if output is None else str(output),
         "parallel.replicas": count,
         **{f"parallel.{key}": value for key, value in parallel.items()},
+        **_auto_keys(choice, parallel),
     }
     return {key: value for key, value in keys.items() if value is not None}
+
+
+def _auto_keys(choice: str | None, parallel: Mapping[str, int | str | None]) -> dict[str, Any]:
+    degrees = ("pp", "cfg", "tp", "ulysses", "ring")
+    given = [f"--{axis}" for axis in degrees if parallel.get(axis) is not None]
+    if choice is None:
+        return {"parallel.auto": False} if given else {}
+    if choice != "auto":
+        raise typer.BadParameter(f"--parallel takes only auto, found {choice!r}; or give degrees")
+    if given:
+        raise typer.BadParameter(
+            f"--parallel auto chooses the degrees itself; leave out {', '.join(given)}"
+        )
+    return {"parallel.auto": True, **{f"parallel.{axis}": 1 for axis in degrees}}
 
 
 def read_prompts(job: Path | None, prompts: list[str] | None) -> list[str]:

@@ -27,20 +27,25 @@ def plan(
     ring: o.Ring = None,
     pp_partition: o.Partition = None,
     in_flight: o.InFlight = None,
+    parallel: o.ParallelAuto = None,
+    devices: o.Devices = None,
+    memory_gb: o.MemoryGB = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Show what a run would do: requests, names, batches, layout, weights. Starts nothing."""
     from rich.console import Console
 
+    from diffbatch.errors import PlanError
     from diffbatch.job.overrides import CommandLine
     from diffbatch.launch.plan import make_plan
-    from diffbatch.launch.prepare import prepare
+    from diffbatch.launch.prepare import Machine, prepare
 
     prompts = o.read_prompts(job, prompt)
     keys = o.job_keys(
         model,
         output,
         replicas,
+        parallel,
         pp=pp,
         cfg=cfg,
         tp=tp,
@@ -49,12 +54,16 @@ def plan(
         pp_partition=pp_partition,
         in_flight=in_flight,
     )
-    prepared = prepare(job, prompts, CommandLine(sets=set_ or (), keys=keys))
+    command_line = CommandLine(sets=set_ or (), keys=keys)
+    machine = Machine(devices=devices, memory_gb=memory_gb)
+    prepared = prepare(job, prompts, command_line, machine)
     found = make_plan(prepared)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
     else:
         _show(found, Console())
+    if problem := found["memory"]["refused"]:
+        raise PlanError(problem, place="memory")
 
 
 def _show(found: dict[str, Any], console: Console) -> None:
@@ -114,6 +123,49 @@ def _show(found: dict[str, Any], console: Console) -> None:
     for rank in found["layout"]["ranks"]:
         layout.add_row(str(rank["rank"]), *(str(rank[axis]) for axis in axes), rank["device"])
     console.print(layout)
+    _show_auto(found["auto"], console)
+    _show_memory(found["memory"], console)
+
+
+def _show_auto(auto: dict[str, Any] | None, console: Console) -> None:
+    from rich.text import Text
+
+    from diffbatch.terminal import printable
+
+    if auto is None:
+        return
+    console.print(Text(f"auto chose {auto['chosen']}, the smallest group that fits", "bold"))
+    for item in auto["rejected"]:
+        console.print(Text(printable(f"  not {item['name']}: {item['why']}")))
+
+
+def _show_memory(memory: dict[str, Any], console: Console) -> None:
+    """One row per rank of a replica, one column per component, in MB."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from diffbatch.terminal import printable
+
+    def mega(num_bytes: int) -> str:
+        return f"{num_bytes / 1e6:.2f}"
+
+    names = list(memory["ranks"][0]["weights"])
+    title = Text(f"Memory of each rank of a replica, MB, weights in {memory['dtype']}")
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    for column in ("rank", *names, "activations (about)", "total"):
+        table.add_column(Text(printable(column)))
+    for rank in memory["ranks"]:
+        weights = (mega(rank["weights"][name]) for name in names)
+        sums = (mega(rank["activation_bytes"]), mega(rank["total_bytes"]))
+        table.add_row(str(rank["rank"]), *weights, *sums)
+    console.print(table)
+    if memory["fits"] is None:
+        console.print(Text("how much a device holds here is not known; see --memory-gb"))
+    else:
+        verdict = "fits" if memory["fits"] else "does NOT fit"
+        console.print(
+            Text(f"{verdict}: {mega(memory['budget_bytes'])} MB, {memory['budget_source']}")
+        )
 
 
 def _short(text: str, limit: int = 60) -> str:

@@ -32,6 +32,9 @@ def run(
     ring: o.Ring = None,
     pp_partition: o.Partition = None,
     in_flight: o.InFlight = None,
+    parallel: o.ParallelAuto = None,
+    devices: o.Devices = None,
+    memory_gb: o.MemoryGB = None,
     height: o.Height = None,
     width: o.Width = None,
     num_frames: o.NumFrames = None,
@@ -63,7 +66,7 @@ def run(
 
     from diffbatch.job.overrides import CommandLine
     from diffbatch.launch.inside import inside_torchrun, run_inside
-    from diffbatch.launch.prepare import prepare
+    from diffbatch.launch.prepare import Machine, prepare
     from diffbatch.launch.run import RunChoices, run_job
 
     prompts = o.read_prompts(job, prompt)
@@ -81,6 +84,7 @@ def run(
         model,
         output,
         replicas,
+        parallel,
         pp=pp,
         cfg=cfg,
         tp=tp,
@@ -100,6 +104,7 @@ def run(
         as_json=as_json,
         quiet=quiet,
     )
-    prepared = prepare(job, prompts, command_line)
+    machine = Machine(devices=devices, memory_gb=memory_gb)
+    prepared = prepare(job, prompts, command_line, machine)
     act = run_inside if inside_torchrun() else run_job
     raise typer.Exit(act(prepared, choices, Console()))

@@ -6,7 +6,7 @@ import os
 import queue
 import secrets
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Listener
@@ -28,10 +28,13 @@ class WorkerGroup:
     """Starts the workers once and feeds them micro-batches, as often as `make` is called.
 
     When a worker dies and torchrun restarts the group, what has no record yet is submitted again.
-    Leaving the `with` block ends every process.
+    `devices` are the GPUs of the ranks, in order; None: as CUDA counts them. Leaving the `with`
+    block ends every process.
     """
 
-    def __init__(self, spec: WorkerSpec, *, max_restarts: int = 0) -> None:
+    def __init__(
+        self, spec: WorkerSpec, *, max_restarts: int = 0, devices: Sequence[str] | None = None
+    ) -> None:
         key = secrets.token_hex(16)
         self._listener = Listener(authkey=bytes.fromhex(key))
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -47,7 +50,7 @@ class WorkerGroup:
             [spec.to_json()],
             num_ranks=spec.layout.world_size,
             max_restarts=max_restarts,
-            environment=_environment(key, spec.threads),
+            environment=_environment(key, spec.threads, devices),
             log_path=self._log_folder / "torchrun.log",
         )
 
@@ -160,7 +163,7 @@ class WorkerGroup:
         )
 
 
-def _environment(key: str, threads: int | None) -> dict[str, str]:
+def _environment(key: str, threads: int | None, devices: Sequence[str] | None) -> dict[str, str]:
     environment = {
         KEY_VARIABLE: key,
         "PYTHONSAFEPATH": "1",  # a file of the user's folder must not shadow a module
@@ -169,4 +172,6 @@ def _environment(key: str, threads: int | None) -> dict[str, str]:
     }
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
+    if devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return environment
