@@ -76,16 +76,17 @@ def tables(results: Sequence[PointResult]) -> list[Table]:
     axes = list(dict.fromkeys(axis for result in measured for axis in result.settings))
     used = (s for r in measured for s, seconds in r.figures["stage_s"].items() if seconds > 1e-4)
     stages = list(dict.fromkeys(used))
-    gives = {"outputs/min": "outputs_per_min", "MP/s": "megapixels_per_s"}
+    gives = {"outputs\n/min": "outputs_per_min", "MP/s": "megapixels_per_s"}
     if any(result.figures["frames_per_s"] != result.rate for result in measured):
         gives["frames/s"] = "frames_per_s"
-    speeds = [*gives, "efficiency", "device s", "p50 s", "p95 s", "p99 s"]
-    costs = [*(f"{stage} s" for stage in stages), "busy", "bubble", "peak MB", "load s", "start s"]
-    first, second = _table(axes, speeds), _table(axes, costs)
+    speeds = [*gives, "effi-\nciency", "device s\n/output", "p50 s", "p95 s", "p99 s"]
+    names = [f"{stage} s".replace("_", "\n") for stage in stages]
+    costs = [*names, "busy", "bubble", "peak\nMB", "load s", "start s"]
+    first, second = _table([*axes, "ranks"], speeds), _table([*axes, "ranks"], costs)
     best = best_of(measured) if len(measured) > 1 else None
     for result in measured:
         style = "bold" if result is best else ""
-        found, at = result.figures, [str(value) for value in result.settings.values()]
+        found, at = result.figures, [*map(str, result.settings.values()), str(result.world_size)]
         latencies = [f"{found[f'latency_p{p}_s']:.3g}" for p in (50, 95, 99)]
         rates = [f"{found[name]:.4g}" for name in gives.values()]
         per_device = [_percent(result.efficiency), f"{found['device_s_per_output']:.3g}"]

@@ -103,6 +103,8 @@ def _check(points: Sequence[Point], choices: BenchChoices) -> tuple[list[PointRe
             result.status, result.reason = "refused", _reason(error)
             continue
         tasks.append(task)
+        if point.settings and "replicas" not in point.settings:
+            result.label += f", replicas {task.layout.replicas}"  # not swept, perhaps auto
         result.layout = asdict(task.layout)
         result.world_size = task.layout.world_size
         result.in_flight = worker_spec(task.prepared, task.layout, choices.threads).flights
