@@ -76,12 +76,12 @@ def tables(results: Sequence[PointResult]) -> list[Table]:
     axes = list(dict.fromkeys(axis for result in measured for axis in result.settings))
     used = (s for r in measured for s, seconds in r.figures["stage_s"].items() if seconds > 1e-4)
     stages = list(dict.fromkeys(used))
-    gives = {"outputs\n/min": "outputs_per_min", "MP/s": "megapixels_per_s"}
+    gives = {"outputs\n/min": "outputs_per_min", "MP\n/s": "megapixels_per_s"}
     if any(result.figures["frames_per_s"] != result.rate for result in measured):
-        gives["frames/s"] = "frames_per_s"
-    speeds = [*gives, "effi-\nciency", "device s\n/output", "p50 s", "p95 s", "p99 s"]
-    names = [f"{stage} s".replace("_", "\n") for stage in stages]
-    costs = [*names, "busy", "bubble", "peak\nMB", "load s", "start s"]
+        gives["frames\n/s"] = "frames_per_s"
+    speeds = [*gives, "effi-\nciency", "dev. s\n/output", "p50\ns", "p95\ns", "p99\ns"]
+    names = [f"{stage}\ns".replace("_", "\n", 1) for stage in stages]
+    costs = [*names, "busy", "bubble", "peak\nMB", "load\ns", "start\ns"]
     first, second = _table([*axes, "ranks"], speeds), _table([*axes, "ranks"], costs)
     best = best_of(measured) if len(measured) > 1 else None
     for result in measured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,12 +23,15 @@ class Groups:
     one communicator match in the order in which they were issued, so two kinds that interleave
     differently on two ranks would wait for each other for ever. Forward and feedback are the case
     that always does: rank 0 sends forward before it receives feedback, the last rank the reverse.
+    For the same reason each pair of neighbours has its own: a receive that is posted ahead must not
+    hold up the send to the other side.
     """
 
     layout: Layout
     rank: int
     device: torch.device
-    forward: Any  # block outputs, pipeline rank r to r+1
+    forward_in: Any  # block outputs from the pipeline rank before
+    forward_out: Any  # block outputs to the next pipeline rank
     feedback: Any  # new latents, last pipeline rank to the first
     ring: Any  # keys and values of other parts of the sequence
     ulysses: Any  # heads for tokens and back
@@ -44,15 +48,22 @@ def make_groups(layout: Layout, rank: int, device: torch.device, timeout_s: floa
     `timeout_s` bounds every wait for a peer.
     """
 
-    def make(*axes: Axis) -> Any:
-        return _make(layout, rank, axes, timedelta(seconds=timeout_s))
+    timeout = timedelta(seconds=timeout_s)
 
+    def make(*axes: Axis) -> Any:
+        return _make(rank, layout.groups(*axes), timeout)
+
+    links = [(pair, dist.new_group(list(pair), timeout=timeout)) for pair in layout.links()]
+    forward_in = next((group for (_, to), group in links if to == rank), None)
+    forward_out = next((group for (sender, _), group in links if sender == rank), None)
+    feedback = _make(rank, layout.returns(), timeout)
     return Groups(
         layout=layout,
         rank=rank,
         device=device,
-        forward=make("pp"),
-        feedback=make("pp"),
+        forward_in=forward_in,
+        forward_out=forward_out,
+        feedback=feedback,
         ring=make("ring"),
         ulysses=make("ulysses"),
         sequence=make("ring", "ulysses"),
@@ -81,9 +92,9 @@ def start_process_group(
     )
 
 
-def _make(layout: Layout, rank: int, axes: tuple[Axis, ...], timeout: timedelta) -> Any:
+def _make(rank: int, groups: Sequence[tuple[int, ...]], timeout: timedelta) -> Any:
     mine = None
-    for members in layout.groups(*axes):
+    for members in groups:
         if len(members) == 1:
             continue
         group = dist.new_group(list(members), timeout=timeout)

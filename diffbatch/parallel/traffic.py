@@ -46,9 +46,9 @@ class Traffic:
         groups, waiting = self.groups, self.waiting
         self.inbox = self.outbox = self.feedback_inbox = self.feedback_outbox = None
         if not self.is_first:
-            self.inbox = Inbox(groups.forward, chain[self.pp_rank - 1], device, waiting)
+            self.inbox = Inbox(groups.forward_in, chain[self.pp_rank - 1], device, waiting)
         if not self.is_last:
-            self.outbox = Outbox(groups.forward, chain[self.pp_rank + 1], waiting)
+            self.outbox = Outbox(groups.forward_out, chain[self.pp_rank + 1], waiting)
         if self.pp > 1 and self.is_first:
             self.feedback_inbox = Inbox(groups.feedback, chain[-1], device, waiting)
         if self.pp > 1 and self.is_last:

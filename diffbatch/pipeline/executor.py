@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,15 @@ from diffbatch.pipeline.join import Encoded, groups_of_equal_shape, join
 from diffbatch.req import MicroBatch, OutputBatch
 
 _log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A micro-batch that is being admitted; `number` counts them, the same on every rank."""
+
+    key: str
+    batch: MicroBatch
+    number: int
 
 
 class ParallelExecutor:
@@ -109,10 +119,12 @@ class ParallelExecutor:
         errors: dict[str, Exception] = {}
         at = 0
         for key, batch in batches:
+            entry = _Entry(key, batch, self._num_admitted)
+            self._num_admitted += 1
             mine, at = states[at : at + len(batch.reqs)], at + len(batch.reqs)
             share = clock.share(len(batch.reqs) / num_encoded)
             try:
-                flights += self._begin(key, batch, mine, share)
+                flights += self._begin(entry, mine, share)
             except CommError:
                 raise
             except Exception as error:  # noqa: BLE001 a failed request must not end the run
@@ -124,21 +136,20 @@ class ParallelExecutor:
         self._flights += [flight for flight in flights if flight.key not in lost]
 
     def _begin(
-        self,
-        key: str,
-        batch: MicroBatch,
-        states: Sequence[PipelineState | Exception],
-        clock: StageClock,
+        self, entry: _Entry, states: Sequence[PipelineState | Exception], clock: StageClock
     ) -> list[Flight]:
         for state in states:
             if isinstance(state, Exception):
                 raise state
         encoded = [state for state in states if isinstance(state, PipelineState)]
-        groups = groups_of_equal_shape(list(zip(batch.reqs, encoded, strict=True)))
-        return [self._take_off(key, batch, group, clock.share(1 / len(groups))) for group in groups]
+        groups = groups_of_equal_shape(list(zip(entry.batch.reqs, encoded, strict=True)))
+        return [
+            self._take_off(entry, part, group, clock.share(1 / len(groups)))
+            for part, group in enumerate(groups)
+        ]
 
     def _take_off(
-        self, key: str, batch: MicroBatch, group: list[Encoded], clock: StageClock
+        self, entry: _Entry, part: int, group: list[Encoded], clock: StageClock
     ) -> Flight:
         reqs = tuple(req for req, _ in group)
         state = join([state for _, state in group])
@@ -151,20 +162,19 @@ class ParallelExecutor:
         with clock.measure(stages.denoise.name):
             loop = stages.denoise.begin(components, state)
         flight = Flight(
-            key=key,
-            batch=batch,
+            key=entry.key,
+            batch=entry.batch,
             reqs=reqs,
             stages=stages,
             components=components,
             state=state,
             loop=loop,
             clock=clock,
-            decode_place=self._num_admitted % self._team.size,
+            decode_place=(entry.number + part) % self._team.size,
             before=before,
         )
         if self._team.has_lanes:
-            flight.lane = self._make_lane(f"{key}.{self._num_admitted}", components)
-        self._num_admitted += 1
+            flight.lane = self._make_lane(f"{entry.key}.{part}", components)
         return flight
 
     def _make_lane(self, key: str, components: Any) -> Lane:

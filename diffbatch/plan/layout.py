@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import Literal
 
@@ -100,6 +100,14 @@ class Layout:
             )
             for fixed in product(*(range(getattr(self, axis)) for axis in others))
         )
+
+    def links(self) -> tuple[tuple[int, int], ...]:
+        """(from, to) of every hand-over between neighbours on the pp axis, in a fixed order."""
+        return tuple(pair for chain in self.groups("pp") for pair in pairwise(chain))
+
+    def returns(self) -> tuple[tuple[int, int], ...]:
+        """(last, first) of every chain of pipeline ranks, in a fixed order."""
+        return tuple((chain[-1], chain[0]) for chain in self.groups("pp") if len(chain) > 1)
 
     def group_of(self, rank: int, *axes: Axis) -> tuple[int, ...]:
         """The group of `groups(*axes)` that `rank` is in."""

@@ -69,6 +69,7 @@ def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
     """
     from torch.distributed.rendezvous import rendezvous
 
+    from diffbatch.parallel.wire import CommError
     from diffbatch.worker.board import Board
     from diffbatch.worker.scheduler import Scheduler
 
@@ -83,6 +84,10 @@ def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
         thread = Scheduler(link, board.clone(), spec.layout.replicas).start()
     try:
         terminated = _serve(spec, env, store, board)
+    except CommError:
+        # A consequence: the peer that is gone was the cause, and torchrun starts all ranks again.
+        _log.exception("rank %d has lost a peer", env.rank)
+        raise
     except BaseException as error:
         _log.exception("rank %d ends with an error", env.rank)
         user_error = isinstance(error, DiffbatchError)

@@ -55,6 +55,13 @@ def test_every_request_is_one_file_and_one_ok_line(made: Path) -> None:
     }
 
 
+def test_a_pipeline_with_guidance_ranks_makes_the_same_files(made: Path, tiny: Tiny) -> None:
+    ended = _run(made, tiny, "--replicas", 1, "--pp", 2, "--cfg", 2, out="cut")
+    assert f"{NUM_REQUESTS} of {NUM_REQUESTS} done" in ended.out
+    assert command.pictures(made / "cut") == command.pictures(made / "out")
+    assert command.hashes(made / "cut") == command.hashes(made / "out")
+
+
 def test_the_pictures_open_and_differ(made: Path) -> None:
     records = command.records(made / "out")
     for record in records:

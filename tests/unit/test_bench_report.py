@@ -95,7 +95,7 @@ def test_the_tables_fit_a_narrow_terminal(results: list[PointResult]) -> None:
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "outputs" in text
-    assert "denoising s" in text
+    assert "denoising" in text
     assert report.tables([refused(1)]) == []
 
 

@@ -86,8 +86,6 @@ def test_another_number_of_replicas_than_processes_is_refused(
     keys = {"model": str(make_model(tmp_path / "m")), "output": str(tmp_path / "out")}
     command_line = CommandLine(keys={**keys, "parallel.replicas": 3})
     prepared = prepare(None, ["a cat"], command_line)
-    with pytest.raises(
-        PlanError, match=r"2 processes do not fit replicas 3 x .* start 3 processes"
-    ):
+    with pytest.raises(PlanError, match=r"2 processes do not fit replicas 3 .* start 3 proc"):
         run_inside(prepared, RunChoices(), Console())
     assert not (tmp_path / "out").exists()

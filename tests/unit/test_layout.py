@@ -140,3 +140,17 @@ def test_planning_needs_no_torch() -> None:
         "assert not {'torch', 'diffusers', 'transformers', 'numpy'} & sys.modules.keys()",
     ]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=60)
+
+
+def test_links_and_returns_join_neighbours_of_every_chain() -> None:
+    for layout in all_layouts():
+        at = {rank: layout.coordinates(rank) for rank in range(layout.world_size)}
+        senders = [pair[0] for pair in layout.links()]
+        receivers = [pair[1] for pair in layout.links()]
+        for rank, place in at.items():
+            assert senders.count(rank) == (place["pp"] < layout.pp - 1)
+            assert receivers.count(rank) == (place["pp"] > 0)
+        for sender, receiver in layout.links():
+            assert at[receiver] == {**at[sender], "pp": at[sender]["pp"] + 1}
+        chains = [chain for chain in layout.groups("pp") if len(chain) > 1]
+        assert layout.returns() == tuple((chain[-1], chain[0]) for chain in chains)
