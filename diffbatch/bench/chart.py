@@ -22,7 +22,7 @@ def draw(results: Sequence[PointResult], *, title: str, subtitle: str) -> Drawin
     longest = max((text_width(result.label, 13.0) for result in results), default=0.0)
     left = _MARGIN + min(longest, _LABEL_MAX) + 14
     room = _WIDTH - left - _GAP - 2 * _MARGIN - 20
-    rates = _Column(left, room * 0.58, nice_ticks(_most(results)))
+    rates = _Column(left, room * 0.58, nice_ticks(_most(results), 5))
     shares = [result.efficiency for result in results if result.efficiency is not None]
     most = max([1.0, *shares])
     efficiencies = _Column(left + rates.width + _GAP, room * 0.42, nice_ticks(most * 100))
@@ -33,10 +33,10 @@ def draw(results: Sequence[PointResult], *, title: str, subtitle: str) -> Drawin
         *rates.grid("outputs per minute", bottom, ""),
         *efficiencies.grid("efficiency per device", bottom, " %"),
     ]
-    for number, result in enumerate(results):
-        shapes += _row(result, _HEAD + (number + 0.5) * _ROW, rates, efficiencies, results)
     x = efficiencies.at(100)
     shapes.append(Line(x1=x, y1=_HEAD - 6, x2=x, y2=bottom + 4, stroke=_MARK, width=1.5))
+    for number, result in enumerate(results):
+        shapes += _row(result, _HEAD + (number + 0.5) * _ROW, rates, efficiencies, results)
     shapes += _legend(results, bottom + _AXIS + 18, left)
     return Drawing(width=_WIDTH, height=round(height), title=title, shapes=shapes)
 
@@ -65,7 +65,7 @@ class _Column:
             end = self.left + width - 8
             yield Label(x=end, y=y, text=text, size=12.5, fill="#ffffff", anchor="end")
         else:
-            yield Label(x=self.left + width + 8, y=y, text=text, size=12.5)
+            yield Label(x=self.left + width + 8, y=y, text=text, size=12.5, behind="#ffffff")
 
 
 def _row(
@@ -84,15 +84,13 @@ def _row(
         text = reason.get(result.status, "no output")
         text += f": {result.reason}" if result.reason else ""
         text = _cut(text, _WIDTH - _MARGIN - rates.left, 12)
-        width = text_width(text, 12) + 12
-        yield Rect(x=rates.left + 1, y=y - _BAR / 2, width=width, height=_BAR, fill="#ffffff")
-        yield Label(x=rates.left + 6, y=y, text=text, size=12, fill=_FAINT)
+        yield Label(x=rates.left + 8, y=y, text=text, size=12, fill=_FAINT, behind="#ffffff")
         return
     per_min = found["outputs_per_min"]
     yield from rates.bar(per_min, y, _BLUE, f"{per_min:.3g}")
     low, high = (rates.at(found[f"requests_per_s_{end}"] * 60) for end in ("min", "max"))
     if found["num_launches"] > 1:
-        yield Line(x1=low, y1=y + 7, x2=high, y2=y + 7, stroke=_INK, width=1.5)
+        yield Line(x1=low, y1=y + 13, x2=high, y2=y + 13, stroke=_INK, width=1.5)
     ideal = _linear(result, results)
     if ideal is not None and result is not first_measured(results):
         x = rates.at(ideal)

@@ -74,8 +74,8 @@ def difference(first: Made, made: Made) -> Difference | None:
 
 
 def _max_level(one: Path, other: Path) -> int | None:
-    """Largest difference of any channel of any pixel; None where a file's format loses some."""
-    if one.suffix not in _LOSSLESS:
+    """Largest difference of any channel of any pixel; None where files cannot tell."""
+    if one.suffix not in _LOSSLESS or not (one.exists() and other.exists()):
         return None
     import numpy as np
 

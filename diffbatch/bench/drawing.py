@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from xml.sax.saxutils import escape, quoteattr
@@ -52,6 +52,7 @@ class Label:
     size: float = 13.0
     fill: str = "#222222"
     anchor: Anchor = "start"
+    behind: str | None = None  # a colour that hides what is there; only with anchor "start"
 
 
 Shape: TypeAlias = Rect | Line | Label
@@ -75,7 +76,7 @@ class Drawing:
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} {font} role="img">',
             f"<title>{_xml(self.title)}</title>",
             '<rect width="100%" height="100%" fill="#ffffff"/>',
-            *(_svg(shape) for shape in self.shapes),
+            *(_svg(shape) for shape in self._flat()),
             "</svg>",
         ]
         return "\n".join(lines) + "\n"
@@ -87,11 +88,21 @@ class Drawing:
         size = (self.width * _PNG_SCALE, self.height * _PNG_SCALE)
         image = Image.new("RGB", size, "#ffffff")
         pen = ImageDraw.Draw(image)
-        for shape in self.shapes:
+        for shape in self._flat():
             _paint(pen, shape)
         out = io.BytesIO()
         image.save(out, format="PNG", optimize=True)
         return out.getvalue()
+
+    def _flat(self) -> Iterator[Shape]:
+        """The shapes, with what is behind labels as shapes of its own."""
+        for shape in self.shapes:
+            if isinstance(shape, Label) and shape.behind is not None:
+                width = text_width(shape.text, shape.size)
+                top, height = shape.y - shape.size * 0.7, shape.size * 1.4
+                fill = shape.behind
+                yield Rect(x=shape.x - 3, y=top, width=width + 6, height=height, fill=fill)
+            yield shape
 
 
 def text_width(text: str, size: float) -> float:

@@ -141,7 +141,7 @@ def headings(facts: Mapping[str, Any]) -> tuple[str, str]:
 
 def one_line(result: PointResult) -> str:
     """A point in a line."""
-    if result.rate is None:
+    if result.rate is None or result.status == "failed":
         return f"{result.label}: failed: {result.reason}"
     found = result.figures
     text = f"{result.label}: {found['outputs_per_min']:.4g} outputs/min"

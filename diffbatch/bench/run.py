@@ -65,8 +65,10 @@ def run_bench(choices: BenchChoices, console: Console) -> int:
         voice.say(f"the old bench is now in {moved}")
     command = " ".join(sys.argv)
     launcher = Launcher(warmup=choices.warmup, threads=choices.threads, command=command)
-    with stop_on_signals(launcher.stop):
+    with stop_on_signals(launcher.stop) as signal:
         _measure(tasks, book, launcher, choices.repeat, voice)
+    if signal:
+        voice.say(f"stopped by {signal.name}; what was measured is kept")
     if choices.as_json:
         console.file.write((book.root / JSON).read_text(encoding="utf-8"))
     else:
