@@ -110,14 +110,20 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def wait_for_records(folder: Path, num: int, process: subprocess.Popen[str]) -> None:
-    """Wait until `num` requests have a record; the command must not end before."""
+def num_recorded(folder: Path) -> int:
+    """Requests that have a record."""
+    return len({record["id"] for record in records(folder)})
+
+
+def wait_for_more_records(folder: Path, more: int, process: subprocess.Popen[str]) -> None:
+    """Wait until `more` requests than now have a record; the command must not end before."""
+    num = num_recorded(folder) + more
 
     def there() -> bool:
         assert process.poll() is None, f"ended early: {process.communicate()}"
-        return len({record["id"] for record in records(folder)}) >= num
+        return num_recorded(folder) >= num
 
-    wait_until(there, f"{num} records")
+    wait_until(there, f"{more} more records")
 
 
 def workers(folder: Path) -> dict[int, int]:

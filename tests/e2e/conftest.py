@@ -18,7 +18,7 @@ batch_size: 2
 defaults: {{height: 64, width: 64, num_frames: 1, num_inference_steps: 8, guidance_scale: 4.0}}
 prompts:
 - {{prompt: "a {{color}} {{shape}}", with: {{color: [red, blue, green], shape: [ring, star]}}}}
-- {{prompt: a lamp, seed: [1, 2, 3, 4], num_inference_steps: 6}}
+- {{prompt: a lamp, seed: [1, 2, 3, 4, 5, 6, 7, 8], num_inference_steps: 6}}
 - {{prompt: "[red]hostile[/] :cat: <b>", negative_prompt: blurry, num_inference_steps: 4}}
 - {{prompt: waves, num_frames: 5, seed: [1, 2], num_inference_steps: 4}}
 """
@@ -48,4 +48,4 @@ def uninterrupted(
     job = base / "job.yaml"
     job.write_text(_JOB.format(model=tiny("wan")), encoding="utf-8")
     command.run("run", job, "--output", base / "out", "--replicas", 2, "--quiet")
-    return Uninterrupted(job=job, num=13, folder=base / "out")
+    return Uninterrupted(job=job, num=17, folder=base / "out")

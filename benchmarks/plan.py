@@ -1,22 +1,19 @@
-"""How long a long prompt file takes to expand, and how much memory: python benchmarks/expand.py.
+"""How long `diffbatch plan --json` takes on a long prompt file, and how much memory.
 
-Writes a jsonl file of N rows (default a million; every tenth row overrides the seed and the number
-of steps), expands it as a stream and prints seconds, rows per second and peak memory.
+python benchmarks/plan.py [ROWS]: writes a jsonl file of ROWS rows (default a million; every tenth
+row overrides the seed and the number of steps), plans it and prints seconds and peak memory.
 """
 
 from __future__ import annotations
 
 import json
 import resource
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from diffbatch.job.expand import expand
-from diffbatch.job.load import load_job
-
-_DEFAULTS = {"height": 64, "width": 64, "num_frames": 1, "num_inference_steps": 8}
 _WORDS = ["a", "red", "blue", "old", "cat", "dog", "house", "under", "the", "white", "river"]
 
 
@@ -38,19 +35,12 @@ def main() -> None:
         job_file = Path(folder, "job.yaml")
         job_file.write_text("model: demo\nprompts:\n  - file: prompts.jsonl\n", encoding="utf-8")
         start_s = time.perf_counter()
-        reqs = expand(
-            load_job(job_file),
-            model_key="demo",
-            model_defaults=_DEFAULTS,
-            modality="image",
-            check=lambda params: [],
-        )
-        num_reqs = sum(1 for _ in reqs)
+        command = [sys.executable, "-m", "diffbatch", "plan", str(job_file), "--json"]
+        plan = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         took_s = time.perf_counter() - start_s
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        f"{num_reqs} requests in {took_s:.1f} s, {num_reqs / took_s:.0f}/s, peak {peak_mb:.0f} MB"
-    )
+    peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    num = plan["requests"]
+    print(f"{num} requests planned in {took_s:.1f} s, {num / took_s:.0f}/s, peak {peak_mb:.0f} MB")
 
 
 if __name__ == "__main__":

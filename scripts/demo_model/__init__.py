@@ -1,0 +1,1 @@
+"""Training of the demo model, from drawn pictures to a diffusers folder."""

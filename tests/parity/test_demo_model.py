@@ -1,0 +1,108 @@
+"""The shipped demo weights draw what the prompt says, through the plain diffusers pipeline.
+
+The bounds are the model card's accuracies (background and colour 100 %, shape 94.2 %) minus a
+margin of about five pictures for the rounding of other CPUs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from demo_model.draw import held_out_prompts  # noqa: E402
+from demo_model.evaluate import draw, load, score  # noqa: E402
+
+from diffbatch.models.demo import demo_folder  # noqa: E402
+from diffbatch.models.demo.checker import Picture, look  # noqa: E402
+
+pytestmark = pytest.mark.parity
+
+MAX_FOLDER_BYTES = 8_000_000
+NUM_PROMPTS = 120
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Iterator[diffusers.WanPipeline]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(min(2, threads))
+    yield load(demo_folder())
+    torch.set_num_threads(threads)
+
+
+def test_folder_is_at_most_8_megabytes_and_holds_no_pickle() -> None:
+    files = [path for path in demo_folder().rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    print(f"demo model: {size / 1e6:.2f} MB in {len(files)} files")
+    assert size <= MAX_FOLDER_BYTES
+    assert {path.suffix for path in files} <= {".json", ".safetensors", ".md"}
+
+
+def test_folder_loads_as_a_plain_pipeline_that_can_be_split(
+    pipeline: diffusers.WanPipeline,
+) -> None:
+    config = pipeline.transformer.config
+    assert type(pipeline) is diffusers.WanPipeline
+    assert config.num_layers % 8 == 0
+    assert config.num_attention_heads % 4 == 0
+
+
+@pytest.mark.slow
+def test_pictures_follow_held_out_prompts(pipeline: diffusers.WanPipeline) -> None:
+    prompts, scenes = zip(*held_out_prompts(NUM_PROMPTS), strict=True)
+    shares = score([look(picture) for picture in draw(pipeline, list(prompts))], list(scenes))
+    print(shares)
+    assert shares["background"] >= 0.95
+    assert shares["colour"] >= 0.95
+    assert shares["shape"] >= 0.90
+    assert shares["all at once"] >= 0.90
+
+
+def test_guidance_changes_the_picture(pipeline: diffusers.WanPipeline) -> None:
+    prompt = ["a red star on a blue background"] * 4
+    weak, strong = (draw(pipeline, prompt, guidance_scale=scale) for scale in (1.0, 4.0))
+    assert _mean_difference(weak, strong) > 2
+    assert _mean_difference(strong, draw(pipeline, prompt, guidance_scale=4.0)) == 0
+
+
+def test_modular_pipeline_gives_the_same_pixels(pipeline: diffusers.WanPipeline) -> None:
+    call = {
+        "prompt": "a red star on a blue background",
+        "negative_prompt": "",
+        "height": 64,
+        "width": 64,
+        "num_frames": 1,
+        "num_inference_steps": 3,
+        "output_type": "np",
+    }
+    modular = diffusers.ModularPipeline.from_pretrained(str(demo_folder()))
+    modular.load_components(dtype=torch.float32)
+    modular.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=4.0))
+    plain = pipeline(**call, guidance_scale=4.0, generator=torch.Generator("cpu").manual_seed(7))
+    state = modular(**call, generator=torch.Generator("cpu").manual_seed(7))
+    assert np.array_equal(plain.frames, np.asarray(state.values["videos"]))
+
+
+@pytest.mark.slow
+def test_negative_background_is_drawn_less_often(pipeline: diffusers.WanPipeline) -> None:
+    prompts = ["a red square"] * 24
+    free, kept_away = (
+        [look(picture).background for picture in draw(pipeline, prompts, negative_prompt=negative)]
+        for negative in ("", "white background")
+    )
+    print(f"white backgrounds: {free.count('white')} free, {kept_away.count('white')} kept away")
+    assert free.count("white") >= kept_away.count("white") + 3
+
+
+def _mean_difference(left: list[Picture], right: list[Picture]) -> float:
+    """The mean absolute difference of two lists of pictures, in steps of 0..255."""
+    pairs = zip(left, right, strict=True)
+    return float(np.mean([np.abs(a.astype(int) - b.astype(int)).mean() for a, b in pairs]))
