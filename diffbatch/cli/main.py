@@ -8,6 +8,7 @@ import traceback
 
 import typer
 
+from diffbatch.cli.bench import bench
 from diffbatch.cli.init import init
 from diffbatch.cli.plan import plan
 from diffbatch.cli.run import run
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(plan)
+app.command()(bench)
 app.command()(init)
 app.command()(schema)
 app.command()(sheet)

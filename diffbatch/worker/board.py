@@ -8,6 +8,7 @@ a store client serves one caller at a time.
 from __future__ import annotations
 
 import json
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,8 @@ class Board:
         return batch
 
     def post(self, event: dict[str, Any]) -> None:
-        """Leave `event` for the client."""
+        """Leave `event` for the client, with the time (of this host's clock) at which it came."""
+        event = {**event, "time_s": round(time.time(), 4)}
         self._store.queue_push(_EVENTS, json.dumps(event))
 
     def next_event(self) -> dict[str, Any] | None:
