@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
+from diffbatch.cli.bench import bench
 from diffbatch.cli.init import init
 from diffbatch.cli.plan import plan
 from diffbatch.cli.run import run
 from diffbatch.cli.schema import schema
+from diffbatch.cli.sheet import sheet
 
 app = typer.Typer(
     name="diffbatch",
@@ -44,8 +46,10 @@ def _common(
 
 app.command()(run)
 app.command()(plan)
+app.command()(bench)
 app.command()(init)
 app.command()(schema)
+app.command()(sheet)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -65,6 +65,19 @@ InFlight = Annotated[
     int | None,
     typer.Option("--in-flight", min=1, help="Micro-batches in flight per replica; default pp+1."),
 ]
+ParallelAuto = Annotated[
+    str | None,
+    typer.Option(
+        "--parallel", metavar="auto", help="auto: the fewest ranks per replica that fit the memory."
+    ),
+]
+Devices = Annotated[
+    str | None, typer.Option(help="GPUs to use, such as 0,1,2,3: in blocks, one per replica.")
+]
+MemoryGB = Annotated[
+    float | None,
+    typer.Option("--memory-gb", help="What one rank may hold, in 10^9 bytes; more is refused."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
 Height = Annotated[int | None, typer.Option(help="Pixels; beats every entry.")]
 Width = Annotated[int | None, typer.Option(help="Pixels; beats every entry.")]
@@ -84,8 +97,7 @@ Only = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N requests.")]
 
-_KEYS = ("model", "output")
-_PARALLEL = ("replicas", "pp", "cfg", "tp", "ulysses", "ring", "pp_partition", "in_flight")
+_PARALLEL = ("pp", "cfg", "tp", "ulysses", "ring", "pp_partition", "in_flight")
 _PARAMS = (
     *("height", "width", "num_frames", "num_inference_steps"),
     *("guidance_scale", "negative_prompt", "seed", "num_outputs_per_prompt"),
@@ -109,6 +121,9 @@ class JobOptions:
     ring: Ring = None
     pp_partition: Partition = None
     in_flight: InFlight = None
+    parallel: ParallelAuto = None
+    devices: Devices = None
+    memory_gb: MemoryGB = None
     height: Height = None
     width: Width = None
     num_frames: NumFrames = None
@@ -123,22 +138,17 @@ class JobOptions:
     def prepare(self) -> Prepared:
         """Read and check the job. Raises JobError and PlanError."""
         from diffbatch.job.overrides import CommandLine
-        from diffbatch.launch.prepare import prepare
+        from diffbatch.launch.prepare import Machine, prepare
 
         prompts = read_prompts(self.job, self.prompt)
         params = {name: getattr(self, name) for name in _PARAMS}
         command_line = CommandLine(sets=self.set_ or (), keys=self._keys(), params=params)
-        return prepare(self.job, prompts, command_line)
+        machine = Machine(devices=self.devices, memory_gb=self.memory_gb)
+        return prepare(self.job, prompts, command_line, machine)
 
     def _keys(self) -> dict[str, Any]:
-        """The job file's keys that these options set, by dotted path; those not given are left."""
-        keys = {name: getattr(self, name) for name in _KEYS}
-        keys |= {f"parallel.{name}": getattr(self, name) for name in _PARALLEL}
-        if self.output is not None:
-            keys["output"] = str(self.output)
-        if self.replicas is not None and self.replicas.isdecimal():
-            keys["parallel.replicas"] = int(self.replicas)
-        return {key: value for key, value in keys.items() if value is not None}
+        parallel = {name: getattr(self, name) for name in _PARALLEL}
+        return job_keys(self.model, self.output, self.replicas, self.parallel, **parallel)
 
 
 def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -166,6 +176,43 @@ def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*shared, *own]}
     return run
+
+
+def job_keys(
+    model: str | None,
+    output: Path | None,
+    replicas: str | None,
+    choice: str | None = None,
+    **parallel: int | str | None,
+) -> dict[str, Any]:
+    """The job file's keys that these options set, by dotted path; `parallel.` before the rest.
+
+    `choice` is the text of --parallel. It beats the degrees of a job file, degrees of the command
+    line beat `parallel: auto` of a job file, and both on one command line are an error.
+    """
+    count = int(replicas) if replicas is not None and replicas.isdecimal() else replicas
+    keys = {
+        "model": model,
+        "output": None if output is None else str(output),
+        "parallel.replicas": count,
+        **{f"parallel.{key}": value for key, value in parallel.items()},
+        **_auto_keys(choice, parallel),
+    }
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _auto_keys(choice: str | None, parallel: Mapping[str, int | str | None]) -> dict[str, Any]:
+    degrees = ("pp", "cfg", "tp", "ulysses", "ring")
+    given = [f"--{axis}" for axis in degrees if parallel.get(axis) is not None]
+    if choice is None:
+        return {"parallel.auto": False} if given else {}
+    if choice != "auto":
+        raise typer.BadParameter(f"--parallel takes only auto, found {choice!r}; or give degrees")
+    if given:
+        raise typer.BadParameter(
+            f"--parallel auto chooses the degrees itself; leave out {', '.join(given)}"
+        )
+    return {"parallel.auto": True, **{f"parallel.{axis}": 1 for axis in degrees}}
 
 
 def read_prompts(job: Path | None, prompts: list[str] | None) -> list[str]:

@@ -18,6 +18,7 @@ def plan(options: o.JobOptions, as_json: o.AsJson = False) -> None:
     """Show what a run would do: requests, names, batches, layout, weights. Starts nothing."""
     from rich.console import Console
 
+    from diffbatch.errors import PlanError
     from diffbatch.launch.plan import make_plan
 
     found = make_plan(options.prepare(), limit=options.limit, only=options.only or ())
@@ -25,6 +26,8 @@ def plan(options: o.JobOptions, as_json: o.AsJson = False) -> None:
         typer.echo(json.dumps(found, ensure_ascii=False))
     else:
         _show(found, Console())
+    if problem := found["memory"]["refused"]:
+        raise PlanError(problem, place="memory")
 
 
 def _show(found: dict[str, Any], console: Console) -> None:
@@ -85,6 +88,49 @@ def _show(found: dict[str, Any], console: Console) -> None:
     for rank in found["layout"]["ranks"]:
         layout.add_row(str(rank["rank"]), *(str(rank[axis]) for axis in axes), rank["device"])
     console.print(layout)
+    _show_auto(found["auto"], console)
+    _show_memory(found["memory"], console)
+
+
+def _show_auto(auto: dict[str, Any] | None, console: Console) -> None:
+    from rich.text import Text
+
+    from diffbatch.terminal import printable
+
+    if auto is None:
+        return
+    console.print(Text(f"auto chose {auto['chosen']}, the smallest group that fits", "bold"))
+    for item in auto["rejected"]:
+        console.print(Text(printable(f"  not {item['name']}: {item['why']}")))
+
+
+def _show_memory(memory: dict[str, Any], console: Console) -> None:
+    """One row per rank of a replica, one column per component, in MB."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from diffbatch.terminal import printable
+
+    def mega(num_bytes: int) -> str:
+        return f"{num_bytes / 1e6:.2f}"
+
+    names = list(memory["ranks"][0]["weights"])
+    title = Text(f"Memory of each rank of a replica, MB, weights in {memory['dtype']}")
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    for column in ("rank", *names, "activations (about)", "total"):
+        table.add_column(Text(printable(column)))
+    for rank in memory["ranks"]:
+        weights = (mega(rank["weights"][name]) for name in names)
+        sums = (mega(rank["activation_bytes"]), mega(rank["total_bytes"]))
+        table.add_row(str(rank["rank"]), *weights, *sums)
+    console.print(table)
+    if memory["fits"] is None:
+        console.print(Text("how much a device holds here is not known; see --memory-gb"))
+    else:
+        verdict = "fits" if memory["fits"] else "does NOT fit"
+        console.print(
+            Text(f"{verdict}: {mega(memory['budget_bytes'])} MB, {memory['budget_source']}")
+        )
 
 
 def _short(text: str, limit: int = 60) -> str:

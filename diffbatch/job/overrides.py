@@ -58,6 +58,8 @@ def job_of_prompts(
 def apply(data: dict[str, Any], places: Places, command_line: CommandLine) -> None:
     """Put the command line's values into the raw job, in place, and note where they came from."""
     problems = Problems()
+    if data.get("parallel") == "auto":  # an option may add to it
+        data["parallel"] = {"auto": True}
     for dotted, value in command_line.keys.items():
         path = tuple(dotted.split("."))
         option = command_line.place(path[-1])

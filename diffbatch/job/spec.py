@@ -7,7 +7,7 @@ lossy conversions are errors. Names of sampling parameters are those of diffuser
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -16,6 +16,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    model_validator,
 )
 
 from diffbatch.job.problems import nearest
@@ -50,6 +51,11 @@ def _check_replicas(value: Any) -> Any:
     if value == "auto" or (type(value) is int and value >= 1):
         return value
     raise ValueError(f"must be auto or a whole number from 1 on, found {value!r}")
+
+
+def _check_parallel(value: Any) -> Any:
+    """`parallel: auto` is short for the mapping that says so."""
+    return {"auto": True} if value == "auto" else value
 
 
 def _check_scheduler(value: Any) -> Any:
@@ -172,6 +178,9 @@ class SchedulerSpec(BaseModel):
     name: str = Field(description="Class name in diffusers.")
 
 
+DEGREES = ("pp", "cfg", "tp", "ulysses", "ring")  # of one replica
+
+
 class Parallel(_Strict):
     """How ranks are laid out. The product of all is the number of processes."""
 
@@ -189,6 +198,16 @@ class Parallel(_Strict):
     tp: PositiveInt = Field(default=1, description="Tensor parallel.")
     ulysses: PositiveInt = Field(default=1, description="Sequence parallel by heads.")
     ring: PositiveInt = Field(default=1, description="Sequence parallel by a ring.")
+    auto: bool = Field(
+        default=False, description="Choose the degrees: the fewest ranks per replica that fit."
+    )
+
+    @model_validator(mode="after")
+    def _auto_or_degrees(self) -> Self:
+        given = [f"{name} {getattr(self, name)}" for name in DEGREES if getattr(self, name) > 1]
+        if self.auto and given:
+            raise ValueError(f"auto chooses the degrees itself; leave out {', '.join(given)}")
+        return self
 
 
 class JobSpec(_Strict):
@@ -213,4 +232,7 @@ class JobSpec(_Strict):
     batch_size: PositiveInt = Field(default=1, description="Requests in one forward at most.")
     defaults: Defaults = Defaults()
     prompts: list[Entry] = Field(min_length=1, description="Texts, mappings, or prompt files.")
-    parallel: Parallel = Parallel()
+    parallel: Annotated[
+        Parallel,
+        BeforeValidator(_check_parallel, json_schema_input_type=Literal["auto"] | Parallel),
+    ] = Field(default=Parallel(), description="`auto`, or a mapping.")

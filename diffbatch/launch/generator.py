@@ -13,8 +13,8 @@ from diffbatch.errors import JobError, Problem, WorkerError
 from diffbatch.job.load import load_prompts
 from diffbatch.job.overrides import CommandLine
 from diffbatch.job.problems import suggestion
+from diffbatch.launch.choose import choose_layout
 from diffbatch.launch.group import WorkerGroup
-from diffbatch.launch.layout import choose_layout
 from diffbatch.launch.prepare import Prepared, prepare
 from diffbatch.launch.run import worker_spec
 from diffbatch.output.folder import RunFolder

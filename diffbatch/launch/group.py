@@ -6,7 +6,7 @@ import os
 import queue
 import secrets
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Listener
@@ -28,16 +28,21 @@ class WorkerGroup:
     """Starts the workers once and feeds them micro-batches, as often as `make` is called.
 
     When a worker dies and torchrun restarts the group, what has no record yet is submitted again.
-    Leaving the `with` block ends every process.
+    `devices` are the GPUs of the ranks, in order; None: as CUDA counts them. Leaving the `with`
+    block ends every process.
     """
 
-    def __init__(self, spec: WorkerSpec, *, max_restarts: int = 0) -> None:
+    def __init__(
+        self, spec: WorkerSpec, *, max_restarts: int = 0, devices: Sequence[str] | None = None
+    ) -> None:
         key = secrets.token_hex(16)
         self._listener = Listener(authkey=bytes.fromhex(key))
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._link: SocketLink | None = None
         self._feed = Feed(())
         self._stopping = False
+        self._num_ranks = spec.layout.world_size
+        self._num_ready = 0
         self._log_folder = spec.run_folder / "logs"
         self._log_folder.mkdir(parents=True, exist_ok=True)
         address = str(self._listener.address)
@@ -47,7 +52,7 @@ class WorkerGroup:
             [spec.to_json()],
             num_ranks=spec.layout.world_size,
             max_restarts=max_restarts,
-            environment=_environment(key, spec.threads),
+            environment=_environment(key, spec.threads, devices),
             log_path=self._log_folder / "torchrun.log",
         )
 
@@ -69,7 +74,14 @@ class WorkerGroup:
         Raises WorkerError when the workers are gone, and PlanError when the job cannot run.
         """
         self._feed = Feed(batches)
-        while not self._feed.done:
+        yield from self._listen(lambda: self._feed.done)
+
+    def until_ready(self) -> Iterator[Message]:
+        """Yield every event until all ranks have loaded the model. Raises what `make` raises."""
+        yield from self._listen(lambda: self._num_ready == self._num_ranks)
+
+    def _listen(self, done: Callable[[], bool]) -> Iterator[Message]:
+        while not done():
             if self._link is not None and not self._stopping:
                 self._feed.submit(self._say)
             event = self._next_event()
@@ -116,7 +128,10 @@ class WorkerGroup:
         match event["event"]:
             case "connected":
                 self._link = event.pop("link")
+                self._num_ready = 0  # after a restart they load again
                 self._feed.resubmit(self._say)
+            case "ready":
+                self._num_ready += 1
             case "disconnected":
                 self._link = None
             case "record":
@@ -160,7 +175,7 @@ class WorkerGroup:
         )
 
 
-def _environment(key: str, threads: int | None) -> dict[str, str]:
+def _environment(key: str, threads: int | None, devices: Sequence[str] | None) -> dict[str, str]:
     environment = {
         KEY_VARIABLE: key,
         "PYTHONSAFEPATH": "1",  # a file of the user's folder must not shadow a module
@@ -169,4 +184,6 @@ def _environment(key: str, threads: int | None) -> dict[str, str]:
     }
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
+    if devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return environment

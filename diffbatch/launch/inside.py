@@ -11,9 +11,9 @@ from functools import partial
 
 from rich.console import Console
 
-from diffbatch.errors import EXIT_OK
+from diffbatch.errors import EXIT_OK, PlanError
+from diffbatch.launch.choose import Choice, group_layout, refusal
 from diffbatch.launch.feed import Feed
-from diffbatch.launch.layout import group_layout
 from diffbatch.launch.prepare import Prepared
 from diffbatch.launch.run import RunChoices, carry_out, worker_spec
 from diffbatch.plan.layout import Layout
@@ -65,11 +65,15 @@ def _layout(prepared: Prepared, world_size: int) -> Layout:
     """The job's layout on so many processes; `replicas: auto` takes what they give."""
     for _ in prepared.reqs():
         pass  # every rank checks the whole job, so that none waits for one that has stopped
-    layout = group_layout(prepared)
+    if prepared.machine.devices is not None:
+        raise PlanError("torchrun has placed the ranks already; leave it out", place="--devices")
+    layout, _ = group_layout(prepared, world_size)
     asked = prepared.job.spec.parallel.replicas
     replicas = world_size // layout.group_size if asked == "auto" else int(asked)
     layout = replace(layout, replicas=max(replicas, 1))
     layout.check_world_size(world_size)
+    if (problem := refusal(prepared, Choice(layout=layout))) is not None:
+        raise PlanError(problem, place="memory")
     return layout
 
 

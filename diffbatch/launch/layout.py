@@ -1,57 +1,35 @@
-"""Which ranks do what: the layout a job asks for, checked against its model."""
+"""Whether the model of a job can run under a layout, and what else the layout decides."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from diffbatch.errors import PlanError, Problem
-from diffbatch.launch.devices import auto_replicas, num_gpus
+from diffbatch.launch.devices import num_gpus
 from diffbatch.launch.prepare import Prepared
 from diffbatch.models.checkpoint import Checkpoint, read_checkpoint
+from diffbatch.models.weights import SHARED_OUT
 from diffbatch.plan.chain import chain_of, methods_of_name
 from diffbatch.plan.layout import Layout
 from diffbatch.plan.sequence import is_uneven, sequence_plan_of, sequence_problem
 from diffbatch.plan.split import parse_partition, partition_from_env, split_blocks
 from diffbatch.plan.tensor import heads_of, tensor_problem
 
-_TRANSFORMERS = ("transformer", "transformer_2")
 
-
-def choose_layout(prepared: Prepared, num_batches: int) -> Layout:
-    """The job's layout, `replicas: auto` made a number. Raises PlanError when it cannot run.
+def layout_problems(prepared: Prepared, layout: Layout) -> list[Problem]:
+    """Everything for which the model cannot run so, whatever the memory. Empty: it can.
 
     Read `prepared.reqs` to its end before: the lengths of its sequences are checked too.
     """
-    group = group_layout(prepared)
-    asked = prepared.job.spec.parallel.replicas
-    if asked == "auto":
-        return replace(group, replicas=auto_replicas(prepared.facts, num_batches, group.group_size))
-    layout = replace(group, replicas=int(asked))
-    if 0 < num_gpus() < layout.world_size:
-        raise PlanError(
-            f"{layout.describe()} ranks need as many GPUs, and there are {num_gpus()}; lower a "
-            f"degree, or use --replicas {max(num_gpus() // group.group_size, 1)}",
-            place="parallel",
-        )
-    return layout
-
-
-def group_layout(prepared: Prepared) -> Layout:
-    """The layout of one replica. Raises PlanError, with everything that is wrong with it."""
-    asked = prepared.job.spec.parallel
-    layout = Layout(pp=asked.pp, cfg=asked.cfg, tp=asked.tp, ulysses=asked.ulysses, ring=asked.ring)
     if layout.group_size == layout.cfg:  # the transformers stay whole
-        return layout
+        return []
     problems = [
         Problem("parallel", problem)
         for component in prepared.facts.components
-        if component.name in _TRANSFORMERS
+        if component.name in SHARED_OUT
         for problem in _problems(prepared, layout, component.name, component.class_name)
     ]
-    if problems:
-        raise PlanError(list(dict.fromkeys(problems)))
-    return layout
+    return list(dict.fromkeys(problems))
 
 
 def pp_partition(prepared: Prepared) -> tuple[int, ...] | None:
@@ -62,7 +40,7 @@ def pp_partition(prepared: Prepared) -> tuple[int, ...] | None:
 
 def splits_unevenly(prepared: Prepared, layout: Layout) -> bool:
     """Whether some sequence of the job does not divide by the layout's sequence ranks."""
-    classes = [c.class_name for c in prepared.facts.components if c.name in _TRANSFORMERS]
+    classes = [c.class_name for c in prepared.facts.components if c.name in SHARED_OUT]
     return layout.ulysses * layout.ring > 1 and any(
         is_uneven(layout, _tokens(prepared, class_name)) for class_name in classes
     )

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from diffbatch.launch.choose import Choice, choose, refusal
 from diffbatch.launch.devices import num_gpus
-from diffbatch.launch.layout import choose_layout
+from diffbatch.launch.memory import MemoryPlanner
 from diffbatch.launch.prepare import Prepared
 from diffbatch.output.folder import look
 from diffbatch.output.layout import is_run_folder
 from diffbatch.output.resume import Selection, select
 from diffbatch.plan.batches import micro_batches, num_branches, num_tokens
+from diffbatch.plan.memory import describe
 from diffbatch.req import Req, SamplingParams
 
 NUM_FIRST = 5  # requests shown in full
@@ -25,6 +27,7 @@ def make_plan(
 ) -> dict[str, Any]:
     """The plan as JSON-ready data. Raises JobError or PlanError like a run would.
 
+    But for a layout that does not fit the memory: then `memory.refused` says what a run would.
     With `limit` and `only` all numbers are those of what they leave. A micro-batch is the same as
     in a whole run; it counts when some of it is chosen.
     """
@@ -40,6 +43,7 @@ def make_plan(
         cost += batch_cost
         shapes[batch[0].params] += 1
     selection.check()
+    choice = choose(prepared, batches)
     return {
         "job": str(prepared.job.path) if prepared.job.path else None,
         "output": str(prepared.job.output),
@@ -52,7 +56,9 @@ def make_plan(
         "micro_batches": batches,
         "cost": cost,
         "shapes": _shapes(prepared, shapes),
-        "layout": _layout(prepared, batches),
+        "layout": _layout(choice),
+        "auto": _auto(prepared, choice),
+        "memory": _memory(prepared, choice),
         "resume": _resume(prepared, limit, only),
     }
 
@@ -117,18 +123,53 @@ def _shapes(prepared: Prepared, shapes: Counter[SamplingParams]) -> list[dict[st
     ]
 
 
-def _layout(prepared: Prepared, num_batches: int) -> dict[str, Any]:
-    layout = choose_layout(prepared, num_batches)
+def _layout(choice: Choice) -> dict[str, Any]:
+    layout = choice.layout
     on_gpu = num_gpus() > 0
+    names = choice.devices or [str(rank) for rank in range(layout.world_size)]
     ranks = [
         {
             "rank": rank,
             **layout.coordinates(rank),
-            "device": f"cuda:{rank}" if on_gpu else "cpu",
+            "device": f"cuda:{names[rank]}" if on_gpu else "cpu",
         }
         for rank in range(layout.world_size)
     ]
     return {**asdict(layout), "world_size": layout.world_size, "ranks": ranks}
+
+
+def _auto(prepared: Prepared, choice: Choice) -> dict[str, Any] | None:
+    """What `--parallel auto` passed over on its way to the layout; None without it."""
+    if not prepared.job.spec.parallel.auto:
+        return None
+    rejected = [
+        {"layout": asdict(item.layout), "name": describe(item.layout), "why": item.why}
+        for item in choice.rejected
+    ]
+    return {"chosen": describe(choice.layout), "rejected": rejected}
+
+
+def _memory(prepared: Prepared, choice: Choice) -> dict[str, Any]:
+    """The ranks of one replica; all replicas are alike."""
+    plan = MemoryPlanner(prepared, choice.devices).plan(choice.layout)
+    return {
+        "dtype": plan.dtype,
+        "budget_bytes": None if plan.budget is None else plan.budget.num_bytes,
+        "budget_source": None if plan.budget is None else plan.budget.source,
+        "fits": plan.fits,
+        "problem": plan.problem,
+        "refused": refusal(prepared, choice),
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "weights": dict(rank.weights),
+                "weight_bytes": rank.weight_bytes,
+                "activation_bytes": rank.activation_bytes,
+                "total_bytes": rank.total_bytes,
+            }
+            for rank in plan.ranks
+        ],
+    }
 
 
 def _resume(prepared: Prepared, limit: int | None, only: Sequence[str]) -> dict[str, int] | None:

@@ -26,16 +26,29 @@ from diffbatch.req import Req, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the user says of the machine, as typed; nothing of it changes what is made."""
+
+    devices: str | None = None  # --devices
+    memory_gb: float | None = None  # --memory-gb, of one rank
+
+
+NO_WORD = Machine()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A job whose model is known. `reqs` can be read more than once; each time it expands anew."""
 
     job: Job
     facts: ModelFacts
     scheduler: dict[str, Any]  # {} keeps the folder's own
-    # Seen by `reqs` on its way: parameters without effect, and lengths of sequences in tokens.
+    machine: Machine = NO_WORD
+    # Seen by `reqs` on its way: parameters without effect, lengths of sequences in tokens, sizes.
     ignored: set[str] = field(default_factory=set)
     picture_lengths: set[int] = field(default_factory=set)
     text_lengths: set[int] = field(default_factory=set)
+    sizes: set[tuple[int, int, int]] = field(default_factory=set)  # (height, width, frames)
 
     @property
     def batch_size(self) -> int:
@@ -76,6 +89,7 @@ class Prepared:
         )
         self.picture_lengths.add(num_tokens(params, self.facts))
         self.text_lengths.add(params.max_sequence_length or 0)
+        self.sizes.add((params.height or 0, params.width or 0, params.num_frames or 1))
         return effective(params, self.facts)
 
     def _check(self, params: SamplingParams) -> list[str]:
@@ -89,7 +103,12 @@ class Prepared:
         return problems
 
 
-def prepare(job_path: Path | None, prompts: Sequence[str], command_line: CommandLine) -> Prepared:
+def prepare(
+    job_path: Path | None,
+    prompts: Sequence[str],
+    command_line: CommandLine,
+    machine: Machine = NO_WORD,
+) -> Prepared:
     """Read and check the job (a file, or prompts alone) and look at its model.
 
     Raises JobError or PlanError with everything that is wrong.
@@ -107,7 +126,7 @@ def prepare(job_path: Path | None, prompts: Sequence[str], command_line: Command
     scheduler = _scheduler(spec.scheduler)
     if problem := scheduler_problem(scheduler):
         raise PlanError(problem, place=job.places.at(("scheduler",)))
-    return Prepared(job=job, facts=facts, scheduler=scheduler)
+    return Prepared(job=job, facts=facts, scheduler=scheduler, machine=machine)
 
 
 def _with_dtype(job: Job) -> Job:

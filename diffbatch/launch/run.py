@@ -12,9 +12,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from diffbatch.errors import PlanError
+from diffbatch.launch.choose import choose, refusal
 from diffbatch.launch.devices import num_gpus
 from diffbatch.launch.group import WorkerGroup
-from diffbatch.launch.layout import choose_layout, pp_partition, splits_unevenly
+from diffbatch.launch.layout import pp_partition, splits_unevenly
 from diffbatch.launch.prepare import Prepared
 from diffbatch.launch.progress import Tally, make_reporter
 from diffbatch.launch.signals import stop_on_signals
@@ -57,11 +59,14 @@ def run_job(prepared: Prepared, choices: RunChoices, console: Console) -> int:
     def work(batches: Sequence[MicroBatch], note: Callable[[Message], None]) -> str | None:
         if not batches:
             return None
-        layout = choose_layout(prepared, len(batches))
+        choice = choose(prepared, len(batches))
+        if (problem := refusal(prepared, choice)) is not None:
+            raise PlanError(problem, place="memory")
+        layout = choice.layout
         spec = worker_spec(prepared, layout, choices.threads)
         note({"event": "launch", "layout": asdict(layout), "threads": spec.threads})
         with (
-            WorkerGroup(spec, max_restarts=choices.max_restarts) as group,
+            WorkerGroup(spec, max_restarts=choices.max_restarts, devices=choice.devices) as group,
             stop_on_signals(group.stop) as stopped,
         ):
             for event in group.make(batches):

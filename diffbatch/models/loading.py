@@ -12,6 +12,7 @@ import torch
 
 from diffbatch.errors import PlanError
 from diffbatch.models.segment import LoadFacts, load_segment
+from diffbatch.models.weights import SHARED_OUT
 from diffbatch.parallel.cut import CutModel
 from diffbatch.parallel.groups import Groups
 from diffbatch.parallel.sequence import apply_sequence_parallel
@@ -19,7 +20,7 @@ from diffbatch.parallel.tensor import apply_tensor_parallel
 from diffbatch.plan.split import PipelineShare
 from diffbatch.plan.tensor import WHOLE, TensorShare
 
-TRANSFORMERS = ("transformer", "transformer_2")  # components that pipeline ranks share out
+TRANSFORMERS = SHARED_OUT
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

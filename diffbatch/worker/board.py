@@ -80,7 +80,8 @@ class Board:
         return batch
 
     def post(self, event: dict[str, Any]) -> None:
-        """Leave `event` for the client."""
+        """Leave `event` for the client, with the time (of this host's clock) at which it came."""
+        event = {**event, "time_s": round(time.time(), 4)}
         self._store.queue_push(_EVENTS, json.dumps(event))
 
     def next_event(self) -> dict[str, Any] | None:

@@ -132,6 +132,7 @@ def _serve(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
     """Load this rank's part of the model and work; returns whether a signal ended it."""
     from diffbatch.models.loading import LoadSpec, load_pipeline, spread
     from diffbatch.output.writer import OutputWriter, WriterConfig
+    from diffbatch.pipeline.clock import peak_memory_bytes
     from diffbatch.pipeline.composed import ComposedPipeline
     from diffbatch.pipeline.executor import ParallelExecutor
     from diffbatch.plan.split import PipelineShare
@@ -152,7 +153,9 @@ def _serve(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
         share=PipelineShare(pp=layout.pp, rank=place["pp"], partition=spec.partition),
         tensor_share=TensorShare(tp=layout.tp, rank=place["tp"]),
     )
+    begin_s = time.perf_counter()
     model = load_pipeline(load, device)
+    load_s = round(time.perf_counter() - begin_s, 3)
     team = _team(spec, env, store, device)
     spread(model, team.groups, uneven=spec.uneven)
     config = WriterConfig(
@@ -179,9 +182,10 @@ def _serve(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
         orders = Follower(executor, bridge)
     _on_sigterm(orders.terminate)
     me = {"rank": env.rank, "replica": replica}
-    board.post({"event": "ready", **me, "device": _describe(device), "load": _load_facts(model)})
+    loaded = {"load": _load_facts(model), "load_s": load_s}
+    board.post({"event": "ready", **me, "device": _describe(device), **loaded})
     times = worker.run(orders)
-    board.post({"event": "rank", **me, **times})
+    board.post({"event": "rank", **me, **times, "peak_memory_bytes": peak_memory_bytes(device)})
     if leads:
         board.post({"event": "left", **me})
     return orders.terminated

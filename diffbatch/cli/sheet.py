@@ -1,0 +1,29 @@
+"""`diffbatch sheet`: a contact sheet of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sheet(
+    run_folder: Annotated[Path, typer.Argument(help="The run folder.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Default: sheet.png beside the folder.")
+    ] = None,
+    columns: Annotated[int, typer.Option(min=1, help="Pictures in a row.")] = 4,
+    width: Annotated[int, typer.Option(min=16, help="Pixels of one picture.")] = 192,
+) -> None:
+    """Put all pictures of a run on one sheet, with their prompts."""
+    from diffbatch.errors import RunFolderError
+    from diffbatch.output.sheet import SheetChoices, make_sheet
+
+    made = make_sheet(run_folder, SheetChoices(columns=columns, width_px=width))
+    path = output or run_folder.resolve().with_name(f"{run_folder.resolve().name}-sheet.png")
+    try:
+        made.save(path)
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"the sheet cannot be saved: {error}", place=str(path)) from error
+    typer.echo(path)
