@@ -28,6 +28,7 @@ from diffbatch.parallel.structure import (
     plain_spec,
     spec_from_plain,
     spec_of,
+    unflatten,
 )
 from diffbatch.parallel.traffic import Traffic
 from diffbatch.parallel.wire import CommError, PeerFailedError
@@ -282,7 +283,8 @@ class Lane:
             self._traffic.post_returns(self)
         if self._feedback_dead:
             return None
-        return inbox.take(self._return_key)
+        wire = zip(self._latents or (), inbox.take(self._return_key), strict=True)
+        return tuple(unflatten(spec, [tensor]) for spec, tensor in wire)
 
     def _return(self, latents: Sequence[torch.Tensor]) -> None:
         outbox = self._traffic.feedback_outbox
