@@ -11,7 +11,7 @@ from typing import Any
 from diffbatch.bench.sweep import JOB_KEYS, Point
 from diffbatch.errors import JobError
 from diffbatch.job.overrides import CommandLine
-from diffbatch.launch.layout import choose_layout
+from diffbatch.launch.choose import choose_layout
 from diffbatch.launch.prepare import Prepared, prepare
 from diffbatch.output.formats import suffix_of
 from diffbatch.plan.batches import work_queue

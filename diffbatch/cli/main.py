@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from typing import Annotated
 
 import typer
 
@@ -23,6 +24,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from diffbatch import __version__
+
+        typer.echo(f"diffbatch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """A list of prompts and some GPUs in, finished pictures and clips out."""
+
+
 app.command()(run)
 app.command()(plan)
 app.command()(bench)
