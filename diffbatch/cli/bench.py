@@ -66,9 +66,8 @@ def bench(
         "num_inference_steps": steps,
         "guidance_scale": guidance,
     }
-    command_line = CommandLine(
-        sets=set_ or (), keys=o.job_keys(model, output_dir, None), params=params
-    )
+    keys = {"output": str(output_dir)} | ({} if model is None else {"model": model})
+    command_line = CommandLine(sets=set_ or (), keys=keys, params=params)
     workload = Workload(
         job=job, prompts=prompts or RANDOM, num=num_prompts, command_line=command_line
     )

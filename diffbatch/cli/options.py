@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -97,7 +97,9 @@ Only = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N requests.")]
 
-_PARALLEL = ("pp", "cfg", "tp", "ulysses", "ring", "pp_partition", "in_flight")
+_KEYS = ("model", "output")
+_DEGREES = ("pp", "cfg", "tp", "ulysses", "ring")
+_PARALLEL = ("replicas", *_DEGREES, "pp_partition", "in_flight")
 _PARAMS = (
     *("height", "width", "num_frames", "num_inference_steps"),
     *("guidance_scale", "negative_prompt", "seed", "num_outputs_per_prompt"),
@@ -147,8 +149,33 @@ class JobOptions:
         return prepare(self.job, prompts, command_line, machine)
 
     def _keys(self) -> dict[str, Any]:
-        parallel = {name: getattr(self, name) for name in _PARALLEL}
-        return job_keys(self.model, self.output, self.replicas, self.parallel, **parallel)
+        """The job file's keys that these options set, by dotted path; those not given are left.
+
+        `--parallel auto` beats the degrees of a job file, degrees beat a job file's auto, and both
+        on one command line are an error.
+        """
+        keys = {name: getattr(self, name) for name in _KEYS}
+        keys |= {f"parallel.{name}": getattr(self, name) for name in _PARALLEL}
+        if self.output is not None:
+            keys["output"] = str(self.output)
+        if self.replicas is not None and self.replicas.isdecimal():
+            keys["parallel.replicas"] = int(self.replicas)
+        keys |= self._auto_keys()
+        return {key: value for key, value in keys.items() if value is not None}
+
+    def _auto_keys(self) -> dict[str, Any]:
+        given = [f"--{axis}" for axis in _DEGREES if getattr(self, axis) is not None]
+        if self.parallel is None:
+            return {"parallel.auto": False} if given else {}
+        if self.parallel != "auto":
+            raise typer.BadParameter(
+                f"--parallel takes only auto, found {self.parallel!r}; or give degrees"
+            )
+        if given:
+            raise typer.BadParameter(
+                f"--parallel auto chooses the degrees itself; leave out {', '.join(given)}"
+            )
+        return {"parallel.auto": True, **{f"parallel.{axis}": 1 for axis in _DEGREES}}
 
 
 def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -176,43 +203,6 @@ def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*shared, *own]}
     return run
-
-
-def job_keys(
-    model: str | None,
-    output: Path | None,
-    replicas: str | None,
-    choice: str | None = None,
-    **parallel: int | str | None,
-) -> dict[str, Any]:
-    """The job file's keys that these options set, by dotted path; `parallel.` before the rest.
-
-    `choice` is the text of --parallel. It beats the degrees of a job file, degrees of the command
-    line beat `parallel: auto` of a job file, and both on one command line are an error.
-    """
-    count = int(replicas) if replicas is not None and replicas.isdecimal() else replicas
-    keys = {
-        "model": model,
-        "output": None if output is None else str(output),
-        "parallel.replicas": count,
-        **{f"parallel.{key}": value for key, value in parallel.items()},
-        **_auto_keys(choice, parallel),
-    }
-    return {key: value for key, value in keys.items() if value is not None}
-
-
-def _auto_keys(choice: str | None, parallel: Mapping[str, int | str | None]) -> dict[str, Any]:
-    degrees = ("pp", "cfg", "tp", "ulysses", "ring")
-    given = [f"--{axis}" for axis in degrees if parallel.get(axis) is not None]
-    if choice is None:
-        return {"parallel.auto": False} if given else {}
-    if choice != "auto":
-        raise typer.BadParameter(f"--parallel takes only auto, found {choice!r}; or give degrees")
-    if given:
-        raise typer.BadParameter(
-            f"--parallel auto chooses the degrees itself; leave out {', '.join(given)}"
-        )
-    return {"parallel.auto": True, **{f"parallel.{axis}": 1 for axis in degrees}}
 
 
 def read_prompts(job: Path | None, prompts: list[str] | None) -> list[str]:

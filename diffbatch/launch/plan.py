@@ -29,7 +29,8 @@ def make_plan(
 
     But for a layout that does not fit the memory: then `memory.refused` says what a run would.
     With `limit` and `only` all numbers are those of what they leave. A micro-batch is the same as
-    in a whole run; it counts when some of it is chosen.
+    in a whole run; it counts when some of it is chosen. A layout that does not fit the memory is
+    no error here: then `memory.refused` says what a run would.
     """
     selection = Selection(limit=limit, only=only)
     counter = _Counter(selection)
