@@ -137,7 +137,7 @@ def test_the_rank_table_names_the_devices(model: Path, monkeypatch: pytest.Monke
     base = ["plan", "-m", str(model), "-p", "a cat", "-o", "o", "--memory-gb", "1", "--json"]
     found = json.loads(command(*base, "--pp", "2", "--devices", "7,6,4,5").stdout)
     ranks = [(rank["replicas"], rank["pp"], rank["device"]) for rank in found["layout"]["ranks"]]
-    assert ranks == [(0, 0, "cuda:7"), (0, 1, "cuda:6"), (1, 0, "cuda:4"), (1, 1, "cuda:5")]
+    assert ranks == [(0, 0, "GPU 7"), (0, 1, "GPU 6"), (1, 0, "GPU 4"), (1, 1, "GPU 5")]
     assert found["memory"]["dtype"] == "bfloat16"
     plain = json.loads(command(*base, "--replicas", "2").stdout)
     assert [rank["device"] for rank in plain["layout"]["ranks"]] == ["cuda:0", "cuda:1"]
