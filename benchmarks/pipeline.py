@@ -20,8 +20,8 @@ from typing import Any
 from checkpoint import make_checkpoint
 
 from diffbatch.job.overrides import CommandLine
+from diffbatch.launch.choose import choose_layout
 from diffbatch.launch.group import WorkerGroup
-from diffbatch.launch.layout import choose_layout
 from diffbatch.launch.prepare import Prepared, prepare
 from diffbatch.launch.run import worker_spec
 from diffbatch.output.folder import RunFolder

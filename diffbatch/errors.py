@@ -13,8 +13,10 @@ together are reported together: `DiffbatchError.problems` is the list, one line 
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 EXIT_OK = 0
 EXIT_INTERNAL = 1
@@ -71,3 +73,23 @@ class ReqError(DiffbatchError):
 
 class WorkerError(DiffbatchError):
     """A worker process died, or the group could not be started."""
+
+
+def describe(error: BaseException) -> str:
+    """Class and text of `error`; where it has no text, the line that raised it."""
+    name = type(error).__name__
+    if text := str(error).strip():
+        return f"{name}: {text}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return name
+    last = frames[-1]
+    return f"{name} at {_short_path(last.filename)}:{last.lineno}: {last.line}"
+
+
+def _short_path(filename: str) -> str:
+    """`diffusers/models/x.py`: from the package on."""
+    parts = Path(filename).parts
+    if "site-packages" in parts:
+        return "/".join(parts[parts.index("site-packages") + 1 :])
+    return "/".join(parts[-3:])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from typing import Annotated
 
 import typer
 
+from diffbatch.cli.bench import bench
 from diffbatch.cli.init import init
 from diffbatch.cli.plan import plan
 from diffbatch.cli.run import run
@@ -22,8 +24,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from diffbatch import __version__
+
+        typer.echo(f"diffbatch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """A list of prompts and some GPUs in, finished pictures and clips out."""
+
+
 app.command()(run)
 app.command()(plan)
+app.command()(bench)
 app.command()(init)
 app.command()(schema)
 app.command()(sheet)

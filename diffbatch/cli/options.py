@@ -1,13 +1,22 @@
-"""Options that several commands share, and what they amount to."""
+"""The options that `run` and `plan` share: what to make, and how to lay it out.
+
+`JobOptions` lists each once; `takes_job_options` gives them to a command.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+if TYPE_CHECKING:
+    from diffbatch.launch.prepare import Prepared
 
 JobFile = Annotated[
     Path | None, typer.Argument(metavar="JOB", help="Job file. Leave it out with --prompt.")
@@ -82,43 +91,118 @@ Seed = Annotated[int | None, typer.Option(help="Beats every entry.")]
 NumOutputs = Annotated[
     int | None, typer.Option("--num-outputs-per-prompt", help="Seeds seed .. seed+n-1.")
 ]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(help="Only requests whose file, prompt or id matches; may be given again."),
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N requests.")]
+
+_KEYS = ("model", "output")
+_DEGREES = ("pp", "cfg", "tp", "ulysses", "ring")
+_PARALLEL = ("replicas", *_DEGREES, "pp_partition", "in_flight")
+_PARAMS = (
+    *("height", "width", "num_frames", "num_inference_steps"),
+    *("guidance_scale", "negative_prompt", "seed", "num_outputs_per_prompt"),
+)
 
 
-def job_keys(
-    model: str | None,
-    output: Path | None,
-    replicas: str | None,
-    choice: str | None = None,
-    **parallel: int | str | None,
-) -> dict[str, Any]:
-    """The job file's keys that these options set, by dotted path; `parallel.` before the rest.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """A job as the command line gives it. Fields are named like the keys that they set."""
 
-    `choice` is the text of --parallel. It beats the degrees of a job file, degrees of the command
-    line beat `parallel: auto` of a job file, and both on one command line are an error.
-    """
-    count = int(replicas) if replicas is not None and replicas.isdecimal() else replicas
-    keys = {
-        "model": model,
-        "output": None if output is None else str(output),
-        "parallel.replicas": count,
-        **{f"parallel.{key}": value for key, value in parallel.items()},
-        **_auto_keys(choice, parallel),
-    }
-    return {key: value for key, value in keys.items() if value is not None}
+    job: JobFile = None
+    prompt: Prompts = None
+    model: Model = None
+    output: Output = None
+    set_: Sets = None
+    replicas: Replicas = None
+    pp: PP = None
+    cfg: CFG = None
+    tp: TP = None
+    ulysses: Ulysses = None
+    ring: Ring = None
+    pp_partition: Partition = None
+    in_flight: InFlight = None
+    parallel: ParallelAuto = None
+    devices: Devices = None
+    memory_gb: MemoryGB = None
+    height: Height = None
+    width: Width = None
+    num_frames: NumFrames = None
+    num_inference_steps: Steps = None
+    guidance_scale: Guidance = None
+    negative_prompt: Negative = None
+    seed: Seed = None
+    num_outputs_per_prompt: NumOutputs = None
+    only: Only = None
+    limit: Limit = None
+
+    def prepare(self) -> Prepared:
+        """Read and check the job. Raises JobError and PlanError."""
+        from diffbatch.job.overrides import CommandLine
+        from diffbatch.launch.prepare import Machine, prepare
+
+        prompts = read_prompts(self.job, self.prompt)
+        params = {name: getattr(self, name) for name in _PARAMS}
+        command_line = CommandLine(sets=self.set_ or (), keys=self._keys(), params=params)
+        machine = Machine(devices=self.devices, memory_gb=self.memory_gb)
+        return prepare(self.job, prompts, command_line, machine)
+
+    def _keys(self) -> dict[str, Any]:
+        """The job file's keys that these options set, by dotted path; those not given are left.
+
+        `--parallel auto` beats the degrees of a job file, degrees beat a job file's auto, and both
+        on one command line are an error.
+        """
+        keys = {name: getattr(self, name) for name in _KEYS}
+        keys |= {f"parallel.{name}": getattr(self, name) for name in _PARALLEL}
+        if self.output is not None:
+            keys["output"] = str(self.output)
+        if self.replicas is not None and self.replicas.isdecimal():
+            keys["parallel.replicas"] = int(self.replicas)
+        keys |= self._auto_keys()
+        return {key: value for key, value in keys.items() if value is not None}
+
+    def _auto_keys(self) -> dict[str, Any]:
+        given = [f"--{axis}" for axis in _DEGREES if getattr(self, axis) is not None]
+        if self.parallel is None:
+            return {"parallel.auto": False} if given else {}
+        if self.parallel != "auto":
+            raise typer.BadParameter(
+                f"--parallel takes only auto, found {self.parallel!r}; or give degrees"
+            )
+        if given:
+            raise typer.BadParameter(
+                f"--parallel auto chooses the degrees itself; leave out {', '.join(given)}"
+            )
+        return {"parallel.auto": True, **{f"parallel.{axis}": 1 for axis in _DEGREES}}
 
 
-def _auto_keys(choice: str | None, parallel: Mapping[str, int | str | None]) -> dict[str, Any]:
-    degrees = ("pp", "cfg", "tp", "ulysses", "ring")
-    given = [f"--{axis}" for axis in degrees if parallel.get(axis) is not None]
-    if choice is None:
-        return {"parallel.auto": False} if given else {}
-    if choice != "auto":
-        raise typer.BadParameter(f"--parallel takes only auto, found {choice!r}; or give degrees")
-    if given:
-        raise typer.BadParameter(
-            f"--parallel auto chooses the degrees itself; leave out {', '.join(given)}"
+def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A Typer command with all options of `JobOptions`, which `command` gets as one value."""
+    hints = get_type_hints(JobOptions, include_extras=True)
+    names = [field.name for field in fields(JobOptions)]
+    defaults = JobOptions()
+    shared = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=getattr(defaults, name),
+            annotation=hints[name],
         )
-    return {"parallel.auto": True, **{f"parallel.{axis}": 1 for axis in degrees}}
+        for name in names
+    ]
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        options = JobOptions(**{name: values.pop(name) for name in names})
+        command(options, **values)
+
+    run.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*shared, *own]}
+    return run
 
 
 def read_prompts(job: Path | None, prompts: list[str] | None) -> list[str]:

@@ -13,51 +13,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def plan(
-    job: o.JobFile = None,
-    prompt: o.Prompts = None,
-    model: o.Model = None,
-    output: o.Output = None,
-    set_: o.Sets = None,
-    replicas: o.Replicas = None,
-    pp: o.PP = None,
-    cfg: o.CFG = None,
-    tp: o.TP = None,
-    ulysses: o.Ulysses = None,
-    ring: o.Ring = None,
-    pp_partition: o.Partition = None,
-    in_flight: o.InFlight = None,
-    parallel: o.ParallelAuto = None,
-    devices: o.Devices = None,
-    memory_gb: o.MemoryGB = None,
-    as_json: o.AsJson = False,
-) -> None:
+@o.takes_job_options
+def plan(options: o.JobOptions, as_json: o.AsJson = False) -> None:
     """Show what a run would do: requests, names, batches, layout, weights. Starts nothing."""
     from rich.console import Console
 
     from diffbatch.errors import PlanError
-    from diffbatch.job.overrides import CommandLine
     from diffbatch.launch.plan import make_plan
-    from diffbatch.launch.prepare import Machine, prepare
 
-    prompts = o.read_prompts(job, prompt)
-    keys = o.job_keys(
-        model,
-        output,
-        replicas,
-        parallel,
-        pp=pp,
-        cfg=cfg,
-        tp=tp,
-        ulysses=ulysses,
-        ring=ring,
-        pp_partition=pp_partition,
-        in_flight=in_flight,
-    )
-    command_line = CommandLine(sets=set_ or (), keys=keys)
-    machine = Machine(devices=devices, memory_gb=memory_gb)
-    prepared = prepare(job, prompts, command_line, machine)
-    found = make_plan(prepared)
+    found = make_plan(options.prepare(), limit=options.limit, only=options.only or ())
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
     else:
@@ -71,7 +35,7 @@ def _show(found: dict[str, Any], console: Console) -> None:
     from rich.text import Text
 
     from diffbatch.plan.layout import AXES
-    from diffbatch.terminal import printable
+    from diffbatch.terminal import counted, printable
 
     def text(value: object) -> Text:
         return Text(printable(str(value)))
@@ -85,8 +49,9 @@ def _show(found: dict[str, Any], console: Console) -> None:
     model = found["model"]
     console.print(
         text(
-            f"{found['requests']} requests ({found['duplicates']} repeated), "
-            f"{found['micro_batches']} micro-batches of up to {found['batch_size']} "
+            f"{counted(found['requests'], 'request')} ({found['duplicates']} repeated), "
+            f"{counted(found['micro_batches'], 'micro-batch', 'micro-batches')} of up to "
+            f"{found['batch_size']} "
             f"-> {found['output']}"
         )
     )

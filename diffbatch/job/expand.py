@@ -40,6 +40,7 @@ def expand(
         file_format=job.spec.format,
         check=check,
         effective=effective,
+        forced_places=job.forced_places,
         problems=problems,
     )
     numbering = _Numbering(job, model_key, problems)

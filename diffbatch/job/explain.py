@@ -27,12 +27,16 @@ def explain(
     place: Callable[[KeyPath], str],
     typed: Mapping[KeyPath, str],
     root: type[BaseModel] = JobSpec,
+    with_path: bool = True,
 ) -> None:
-    """Add every finding to `problems`. `typed` holds what the user wrote where YAML changed it."""
+    """Add every finding to `problems`. `typed` holds what the user wrote where YAML changed it.
+
+    `with_path`: the message begins with the path of the value; off where the place says it.
+    """
     for detail in error.errors(include_url=False):
         path, model = _locate(detail, root)
         message = _message(detail, model, typed.get(path))
-        where = path_text(path)
+        where = path_text(path) if with_path else ""
         problems.add(place(path), f"{where}: {message}" if where else message)
 
 

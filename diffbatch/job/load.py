@@ -5,7 +5,8 @@ Nothing beyond the job file is read here; prompt files and images are opened by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from pydantic import ValidationError
 from diffbatch.errors import JobError
 from diffbatch.job import yaml12
 from diffbatch.job.explain import explain
-from diffbatch.job.naming import NameTemplate, NameTemplateError
+from diffbatch.job.naming import NameTemplate, NameTemplateError, slugify
 from diffbatch.job.overrides import CommandLine, apply, job_of_prompts
 from diffbatch.job.places import Places
-from diffbatch.job.problems import Problems
-from diffbatch.job.spec import JobSpec, Request
+from diffbatch.job.problems import KeyPath, Problems
+from diffbatch.job.spec import JobSpec, PromptEntry, Request
 
 _NO_COMMAND_LINE = CommandLine()
 
@@ -30,6 +31,7 @@ class Job:
 
     spec: JobSpec
     forced: Request  # from the command line; beats every entry
+    forced_places: Mapping[str, str]  # of the values in `forced`, by name
     template: NameTemplate
     places: Places
     base: Path  # folder that `file` and `image` are relative to
@@ -38,8 +40,15 @@ class Job:
     @property
     def output(self) -> Path:
         """The run folder, relative to the folder that the command runs in."""
-        stem = self.path.stem if self.path else "prompts"
+        stem = self.path.stem if self.path else _stem_of(self.spec.prompts)
         return Path(self.spec.output or f"outputs/{stem}").expanduser()
+
+
+def _stem_of(entries: Sequence[Any]) -> str:
+    """A name that the same prompts get again, and other prompts do not."""
+    prompts = [entry.prompt if isinstance(entry, PromptEntry) else str(entry) for entry in entries]
+    digest = hashlib.blake2b("\0".join(prompts).encode(errors="replace"), digest_size=3)
+    return f"{slugify(prompts[0])}-{digest.hexdigest()}"
 
 
 def load_job(path: Path, command_line: CommandLine = _NO_COMMAND_LINE) -> Job:
@@ -54,7 +63,7 @@ def load_job(path: Path, command_line: CommandLine = _NO_COMMAND_LINE) -> Job:
 
 def load_prompts(prompts: Sequence[str], command_line: CommandLine) -> Job:
     """A job made from prompts alone. `command_line.keys` must name the model."""
-    data, places = job_of_prompts(prompts)
+    data, places = job_of_prompts(prompts, command_line)
     return _check(data, places, command_line, path=None, base=Path.cwd())
 
 
@@ -77,15 +86,27 @@ def _check(
     forced = _forced(command_line, problems)
     template = _template(data.get("name", JobSpec.model_fields["name"].default), places, problems)
     problems.raise_if_any()
-    return Job(spec=spec, forced=forced, template=template, places=places, base=base, path=path)
+    return Job(
+        spec=spec,
+        forced=forced,
+        forced_places={name: command_line.place(name) for name in forced.given()},
+        template=template,
+        places=places,
+        base=base,
+        path=path,
+    )
 
 
 def _forced(command_line: CommandLine, problems: Problems) -> Request:
     given = {name: value for name, value in command_line.params.items() if value is not None}
+
+    def place(path: KeyPath) -> str:
+        return command_line.place(str(path[0]))
+
     try:
         return Request.model_validate(given)
     except ValidationError as error:
-        explain(error, problems, place=lambda _: "command line", typed={}, root=Request)
+        explain(error, problems, place=place, typed={}, root=Request, with_path=False)
         return Request()
 
 

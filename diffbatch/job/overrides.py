@@ -28,18 +28,30 @@ class CommandLine:
     `sets` are the texts of `--set`, one `key.path=value` each. `keys` are values of the job file
     that have an option of their own, by dotted path, such as {"model": "demo", "parallel.pp": 2}.
     `params` are sampling parameters, `seed` and `num_outputs_per_prompt`: they beat every entry.
+    `is_call`: all this comes from a Python call, so messages must not speak of options.
     """
 
     sets: Sequence[str] = ()
     keys: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
+    is_call: bool = False
+
+    def place(self, name: str) -> str:
+        """The option that sets parameter or key `name`, or the argument of that name."""
+        return name if self.is_call else "--" + name.replace("_", "-")
+
+    def prompt_place(self, number: int) -> str:
+        """Where prompt `number`, from 1 on, was given."""
+        return f"prompt {number}" if self.is_call else f"--prompt {number}"
 
 
-def job_of_prompts(prompts: Sequence[str]) -> tuple[dict[str, Any], Places]:
+def job_of_prompts(
+    prompts: Sequence[str], command_line: CommandLine
+) -> tuple[dict[str, Any], Places]:
     """A job that is nothing but prompts from the command line; options give the rest."""
     places = Places("")
     for number in range(len(prompts)):
-        places.options["prompts", number] = f"--prompt {number + 1}"
+        places.options["prompts", number] = command_line.prompt_place(number + 1)
     return {"prompts": list(prompts)}, places
 
 
@@ -50,7 +62,7 @@ def apply(data: dict[str, Any], places: Places, command_line: CommandLine) -> No
         data["parallel"] = {"auto": True}
     for dotted, value in command_line.keys.items():
         path = tuple(dotted.split("."))
-        option = "--" + path[-1].replace("_", "-")
+        option = command_line.place(path[-1])
         places.replace(_put(data, path, value, option), option)
     for text in command_line.sets:
         try:

@@ -38,12 +38,16 @@ class Resolver:
         file_format: str | None,
         check: Callable[[SamplingParams], list[str]],
         effective: Callable[[SamplingParams], SamplingParams],
+        forced_places: Mapping[str, str],
         problems: Problems,
     ) -> None:
+        """`forced_places`: where the values were typed that every request has, by name."""
         self._modality = modality
         self._format = file_format
         self._check = check
         self._effective = effective
+        self._forced_places = forced_places
+        self._reported: set[str] = set()  # messages about forced values
         self._problems = problems
         self._cache: dict[SamplingParams, Resolved | None] = {}
         self._image_sha256: dict[str, str] = {}
@@ -60,26 +64,35 @@ class Resolver:
             return found
 
     def _make(self, asked: SamplingParams, place: str) -> Resolved | None:
-        num_before = len(self._problems)
         params = asked
+        messages: list[str] = []
         if asked.image is not None:
             try:
                 params = replace(asked, image_sha256=self._hash(asked.image))
             except JobError as error:
-                for problem in error.problems:
-                    self._problems.add(place, problem.message)
-        for message in self._check(params):
-            self._problems.add(place, message)
+                messages += [problem.message for problem in error.problems]
+        messages += self._check(params)
         is_still = self._modality == "image" or params.num_frames == 1
         if self._format in _STILL_FORMATS and not is_still:
             frames = f"{params.num_frames} frames" if params.num_frames else "several frames"
             remedy = "use mp4, gif, webm or npy, or num_frames: 1"
-            self._problems.add(place, f"format {self._format} cannot hold {frames}; {remedy}")
-        if len(self._problems) > num_before:
+            messages.append(f"format {self._format} cannot hold {frames}; {remedy}")
+        for message in messages:
+            self._report(place, message)
+        if messages:
             return None
         params = self._effective(params)
         suffix = f".{self._format or ('png' if is_still else 'mp4')}"
         return Resolved(params=params, key=params_key(params), suffix=suffix)
+
+    def _report(self, place: str, message: str) -> None:
+        """A message that begins with the name of a forced value is about that: said once."""
+        forced = self._forced_places.get(message.partition(" ")[0])
+        if forced is None:
+            self._problems.add(place, message)
+        elif message not in self._reported:
+            self._reported.add(message)
+            self._problems.add(forced, message)
 
     def _hash(self, path: str) -> str:
         found = self._image_sha256.get(path)

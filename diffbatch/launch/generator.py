@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from diffbatch.errors import JobError, WorkerError
+from diffbatch.errors import JobError, Problem, WorkerError
 from diffbatch.job.load import load_prompts
 from diffbatch.job.overrides import CommandLine
+from diffbatch.job.problems import suggestion
 from diffbatch.launch.choose import choose_layout
 from diffbatch.launch.group import WorkerGroup
 from diffbatch.launch.prepare import Prepared, prepare
@@ -26,6 +27,17 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+_JOB_KEYS = ("dtype", "variant", "revision", "scheduler", "format", "batch_size")
+_PARALLEL_KEYS = ("tp", "ulysses", "ring", "pp_partition", "in_flight")
+_ARGUMENTS = ("replicas", "pp", "cfg", "output_dir", "threads")
+_ELSEWHERE = {
+    "output": "did you mean 'output_dir'?",
+    "name": "files are named by call, index, prompt and seed",
+    "prompts": "prompts are for generate()",
+    "prompt": "prompts are for generate()",
+    "defaults": "parameters are for generate()",
+    "parallel": "give its keys one by one, such as replicas=2",
+}
 _MANY = 1_000_000  # auto replicas: the calls to come may bring any number of requests
 
 
@@ -74,13 +86,15 @@ class DiffGenerator:
         """Start the workers for `model`: "demo", a folder, or a hub id.
 
         `output_dir` is a run folder; without one a new temporary folder is made and kept.
-        `job_keys` are top-level keys of a job file: dtype, variant, revision, scheduler, format,
-        batch_size. Returns at once, while the workers load. Raises JobError and PlanError.
+        `job_keys` are keys of a job file: dtype, variant, revision, scheduler, format, batch_size,
+        and of its `parallel`: tp, ulysses, ring, pp_partition, in_flight. Returns at once, while
+        the workers load. Raises JobError and PlanError.
         """
+        given = _dotted(job_keys)
         output = Path(output_dir) if output_dir else Path(tempfile.mkdtemp(prefix="diffbatch-"))
         parallel = {"parallel.replicas": replicas, "parallel.pp": pp, "parallel.cfg": cfg}
-        keys = {"model": str(model), "output": str(output), **parallel}
-        prepared = prepare(None, ["."], CommandLine(keys={**job_keys, **keys}))
+        keys = {**given, "model": str(model), "output": str(output), **parallel}
+        prepared = prepare(None, ["."], CommandLine(keys=keys, is_call=True))
         layout = choose_layout(prepared, _MANY)
         folder = RunFolder(output, command="DiffGenerator")
         try:
@@ -142,7 +156,7 @@ class DiffGenerator:
             "name": f"{self._next_call():03d}-{{index:05d}}-{{slug}}-{{seed}}",
             **{key: getattr(spec, key) for key in ("dtype", "format", "batch_size")},
         }
-        job = load_prompts(prompts, CommandLine(keys=keys, params=params))
+        job = load_prompts(prompts, CommandLine(keys=keys, params=params, is_call=True))
         call = replace(self._prepared, job=job)
         return [self._unique(req) for req in call.reqs()]
 
@@ -197,3 +211,16 @@ class DiffGenerator:
         self._group = None
         merge(self._folder.root)
         self._folder.close()
+
+
+def _dotted(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a job by their dotted path. Raises JobError for those that would do nothing."""
+    valid = [*_ARGUMENTS, *_JOB_KEYS, *_PARALLEL_KEYS]
+    problems = [
+        Problem(name, f"unknown argument; {_ELSEWHERE.get(name) or suggestion(name, valid)}")
+        for name in given
+        if name not in (*_JOB_KEYS, *_PARALLEL_KEYS)
+    ]
+    if problems:
+        raise JobError(problems)
+    return {f"parallel.{n}" if n in _PARALLEL_KEYS else n: value for n, value in given.items()}

@@ -6,7 +6,7 @@ import os
 import queue
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Listener
@@ -41,6 +41,8 @@ class WorkerGroup:
         self._link: SocketLink | None = None
         self._feed = Feed(())
         self._stopping = False
+        self._num_ranks = spec.layout.world_size
+        self._num_ready = 0
         self._log_folder = spec.run_folder / "logs"
         self._log_folder.mkdir(parents=True, exist_ok=True)
         address = str(self._listener.address)
@@ -72,7 +74,14 @@ class WorkerGroup:
         Raises WorkerError when the workers are gone, and PlanError when the job cannot run.
         """
         self._feed = Feed(batches)
-        while not self._feed.done:
+        yield from self._listen(lambda: self._feed.done)
+
+    def until_ready(self) -> Iterator[Message]:
+        """Yield every event until all ranks have loaded the model. Raises what `make` raises."""
+        yield from self._listen(lambda: self._num_ready == self._num_ranks)
+
+    def _listen(self, done: Callable[[], bool]) -> Iterator[Message]:
+        while not done():
             if self._link is not None and not self._stopping:
                 self._feed.submit(self._say)
             event = self._next_event()
@@ -119,7 +128,10 @@ class WorkerGroup:
         match event["event"]:
             case "connected":
                 self._link = event.pop("link")
+                self._num_ready = 0  # after a restart they load again
                 self._feed.resubmit(self._say)
+            case "ready":
+                self._num_ready += 1
             case "disconnected":
                 self._link = None
             case "record":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 from rich.console import Console
 
@@ -16,6 +18,7 @@ from diffbatch.launch.prepare import Prepared
 from diffbatch.launch.run import RunChoices, carry_out, worker_spec
 from diffbatch.plan.layout import Layout
 from diffbatch.req import MicroBatch
+from diffbatch.terminal import printable
 from diffbatch.worker.link import Message, QueueLink, queue_link_pair
 
 _TURN_S = 0.2
@@ -29,22 +32,27 @@ def inside_torchrun() -> bool:
 
 def run_inside(prepared: Prepared, choices: RunChoices, console: Console) -> int:
     """Serve as one rank; rank 0 is the client too. Returns the exit code, which rank 0 decides."""
-    from diffbatch.worker.main import RankEnv, work
+    from diffbatch.worker.main import RankEnv, keep_log, work
 
     env = RankEnv.read()
     layout = _layout(prepared, env.world_size)
     spec = worker_spec(prepared, layout, choices.threads)
+    # Rank 0 is the one that speaks to the user.
+    begin = partial(keep_log, spec, env, redirect=env.rank != 0)
     if env.rank != 0:
-        work(spec, env, None)
+        work(spec, env, None, begin=begin)
         return EXIT_OK
 
     def lead(batches: Sequence[MicroBatch], note: Callable[[Message], None]) -> str | None:
+        if not batches:
+            work(spec, env, None, has_work=False)
+            return None
         note({"event": "launch", "layout": asdict(layout), "threads": spec.threads})
         mine, theirs = queue_link_pair()
         client = threading.Thread(target=_feed, args=(mine, batches, note), name="client")
         client.start()
         try:
-            work(spec, env, theirs)
+            work(spec, env, theirs, begin=begin)
         finally:
             mine.inbox.put(_OVER)
             client.join()
@@ -95,4 +103,6 @@ def _converse(link: QueueLink, feed: Feed, note: Callable[[Message], None]) -> N
             return
         if event["event"] == "record":
             feed.recorded(event["record"]["id"])
+        if event["event"] == "fatal" and event["rank"] != 0:  # rank 0 tells its own error
+            sys.stderr.write(f"diffbatch: rank {event['rank']}: {printable(event['error'])}\n")
         note(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +13,7 @@ from diffbatch.launch.memory import MemoryPlanner
 from diffbatch.launch.prepare import Prepared
 from diffbatch.output.folder import look
 from diffbatch.output.layout import is_run_folder
+from diffbatch.output.resume import Selection, select
 from diffbatch.plan.batches import micro_batches, num_branches, num_tokens
 from diffbatch.plan.memory import describe
 from diffbatch.req import Req, SamplingParams
@@ -21,19 +22,27 @@ NUM_FIRST = 5  # requests shown in full
 _NUM_SHAPES = 10  # distinct shapes shown
 
 
-def make_plan(prepared: Prepared) -> dict[str, Any]:
+def make_plan(
+    prepared: Prepared, *, limit: int | None = None, only: Sequence[str] = ()
+) -> dict[str, Any]:
     """The plan as JSON-ready data. Raises JobError or PlanError like a run would.
 
-    But for a layout that does not fit the memory: then `memory.refused` says what a run would.
+    With `limit` and `only` all numbers are those of what they leave. A micro-batch is the same as
+    in a whole run; it counts when some of it is chosen. A layout that does not fit the memory is
+    no error here: then `memory.refused` says what a run would.
     """
-    counter = _Counter()
+    selection = Selection(limit=limit, only=only)
+    counter = _Counter(selection)
     batches, cost = 0, 0.0
     shapes: Counter[SamplingParams] = Counter()
     reqs = counter.watch(prepared.reqs())
     for batch, batch_cost in micro_batches(reqs, prepared.batch_size, prepared.facts):
+        if not counter.settle(batch):
+            continue
         batches += 1
         cost += batch_cost
         shapes[batch[0].params] += 1
+    selection.check()
     choice = choose(prepared, batches)
     return {
         "job": str(prepared.job.path) if prepared.job.path else None,
@@ -50,25 +59,35 @@ def make_plan(prepared: Prepared) -> dict[str, Any]:
         "layout": _layout(choice),
         "auto": _auto(prepared, choice),
         "memory": _memory(prepared, choice),
-        "resume": _resume(prepared),
+        "resume": _resume(prepared, limit, only),
     }
 
 
 class _Counter:
-    """Looks at a stream of Reqs as it passes."""
+    """Looks at a stream of Reqs as it passes, and counts those that are selected."""
 
-    def __init__(self) -> None:
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._open: set[str] = set()  # selected, and in a micro-batch that is not full yet
         self.num = 0
         self.num_duplicates = 0
         self.first: list[dict[str, Any]] = []
 
     def watch(self, reqs: Iterator[Req]) -> Iterator[Req]:
         for req in reqs:
-            self.num += 1
-            self.num_duplicates += "-" in req.id  # an equal request came before it
-            if len(self.first) < NUM_FIRST:
-                self.first.append(req.as_dict())
+            if self._selection.takes(req):
+                self._open.add(req.id)
+                self.num += 1
+                self.num_duplicates += "-" in req.id  # an equal request came before it
+                if len(self.first) < NUM_FIRST:
+                    self.first.append(req.as_dict())
             yield req
+
+    def settle(self, batch: tuple[Req, ...]) -> bool:
+        """Whether this micro-batch holds a selected Req; call once for each."""
+        found = self._open.intersection(req.id for req in batch)
+        self._open -= found
+        return bool(found)
 
 
 def _model(prepared: Prepared) -> dict[str, Any]:
@@ -155,14 +174,15 @@ def _memory(prepared: Prepared, choice: Choice) -> dict[str, Any]:
     }
 
 
-def _resume(prepared: Prepared) -> dict[str, int] | None:
+def _resume(prepared: Prepared, limit: int | None, only: Sequence[str]) -> dict[str, int] | None:
     """What of the job is there already; None for a folder that no run has used."""
     folder = prepared.job.output
     if not is_run_folder(folder):
         return None
-    resume = look(folder, list(prepared.reqs()))
+    reqs = list(prepared.reqs())
+    resume, selected = look(folder, reqs), select(reqs, limit=limit, only=only)
     return {
-        "done": len(resume.done),
-        "failed": len(resume.failed),
-        "pending": len(resume.pending),
+        "done": len(resume.done & selected),
+        "failed": len(resume.failed & selected),
+        "pending": len(resume.pending & selected),
     }

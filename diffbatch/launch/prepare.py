@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from diffbatch.errors import JobError
+from diffbatch.errors import JobError, PlanError
 from diffbatch.job.expand import expand
 from diffbatch.job.load import Job, load_job, load_prompts
 from diffbatch.job.overrides import CommandLine
 from diffbatch.job.spec import SchedulerSpec
+from diffbatch.launch.devices import num_gpus
 from diffbatch.models.folder import read_model
 from diffbatch.models.resolve import resolve_model
+from diffbatch.models.schedulers import scheduler_problem
 from diffbatch.output.formats import check_size
 from diffbatch.output.layout import is_reserved
 from diffbatch.plan.batches import num_tokens
@@ -116,10 +118,23 @@ def prepare(
         job = load_job(job_path, command_line)
     else:
         job = load_prompts(prompts, command_line)
+    job = _with_dtype(job)
     spec = job.spec
-    folder = resolve_model(spec.model, base=job.base, revision=spec.revision)
+    also = Path.cwd() if "model" in command_line.keys else None
+    folder = resolve_model(spec.model, base=job.base, revision=spec.revision, also=also)
     facts = read_model(spec.model, folder, variant=spec.variant)
-    return Prepared(job=job, facts=facts, scheduler=_scheduler(spec.scheduler), machine=machine)
+    scheduler = _scheduler(spec.scheduler)
+    if problem := scheduler_problem(scheduler):
+        raise PlanError(problem, place=job.places.at(("scheduler",)))
+    return Prepared(job=job, facts=facts, scheduler=scheduler, machine=machine)
+
+
+def _with_dtype(job: Job) -> Job:
+    """`dtype: auto` made a type: ids must tell the pixels of a CPU from those of a GPU."""
+    if job.spec.dtype != "auto":
+        return job
+    dtype = "bfloat16" if num_gpus() else "float32"
+    return replace(job, spec=job.spec.model_copy(update={"dtype": dtype}))
 
 
 def _scheduler(choice: str | SchedulerSpec | None) -> dict[str, Any]:

@@ -39,7 +39,10 @@ class Tally:
                     self.begin_s = time.monotonic()
                 self.replicas[replica] = f"ready on {event['device']}"
             case "started":
-                self.replicas[replica] = f"making {', '.join(event['ids'])}"
+                first, *more = event["files"]
+                self.replicas[replica] = f"making {first}" + (
+                    f" and {len(more)} more" if more else ""
+                )
             case "step":
                 self.replicas[replica] = f"step {event['steps_done']}/{event['steps_total']}"
             case "record":

@@ -82,6 +82,7 @@ def carry_out(prepared: Prepared, choices: RunChoices, console: Console, work: W
     """Open the run folder, let `work` make what is missing, merge, and sum up."""
     begin_s = time.monotonic()
     reqs = list(prepared.reqs())
+    selected = select(reqs, limit=choices.limit, only=choices.only)
     command = " ".join(sys.argv)
     if prepared.ignored:
         names, model = ", ".join(sorted(prepared.ignored)), prepared.facts.class_name
@@ -90,7 +91,6 @@ def carry_out(prepared: Prepared, choices: RunChoices, console: Console, work: W
         if folder.moved_aside is not None:
             _say(console, choices, f"the old run is now in {folder.moved_aside}")
         resume = folder.reconcile(reqs, retry_failed=choices.retry_failed)
-        selected = select(reqs, limit=choices.limit, only=choices.only)
         batches = work_queue(
             reqs,
             resume.pending & selected,
@@ -114,6 +114,8 @@ def carry_out(prepared: Prepared, choices: RunChoices, console: Console, work: W
             console.file.write(json.dumps(outcome.as_dict()) + "\n")
         for line in outcome.lines():
             _say(console, choices, line)
+            if choices.quiet and outcome.exit_code:  # cron mails what comes here
+                sys.stderr.write(f"diffbatch: {printable(line)}\n")
         return outcome.exit_code
 
 

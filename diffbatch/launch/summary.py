@@ -44,17 +44,23 @@ class WorkerFacts:
                 self.busy_share[event["rank"]] = round(event["busy_s"] / event["wall_s"], 3)
 
 
+def package_versions() -> dict[str, str]:
+    """Of Python and of everything that has a say in the pixels."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+
+
 def run_facts(prepared: Prepared, tally: Tally, facts: WorkerFacts) -> dict[str, Any]:
     """The part of run.json that tells of the job, the model, the machine and the totals."""
     job, model = prepared.job, prepared.facts
     return {
         "job": str(job.path.absolute()) if job.path else None,
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{p: version(p) for p in _PACKAGES}},
+        "versions": package_versions(),
         "model": {
             "name": model.label,
             "class": model.class_name,
             "fingerprint": model.fingerprint,
+            "dtype": job.spec.dtype,
         },
         "host": socket.gethostname(),
         "layout": facts.layout,

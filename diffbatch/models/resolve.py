@@ -10,9 +10,12 @@ from diffbatch.errors import PlanError
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-def resolve_model(name: str, *, base: Path, revision: str | None = None) -> Path:
+def resolve_model(
+    name: str, *, base: Path, revision: str | None = None, also: Path | None = None
+) -> Path:
     """The folder of model `name`: "demo", a path (relative to `base`), or a hub id.
 
+    `also`: where the caller has looked for it before; only the message needs it.
     A hub id is downloaded (or found in the cache) here, in the parent, so that ranks never race.
     """
     if name == "demo":
@@ -25,8 +28,10 @@ def resolve_model(name: str, *, base: Path, revision: str | None = None) -> Path
         return path.resolve()
     if _HUB_ID.fullmatch(name) and not name.startswith((".", "/")):
         return _download(name, revision)
+    tried = [str(path)] if also is None else [str(also / name), str(path)]
+    places = " nor ".join(dict.fromkeys(tried))
     raise PlanError(
-        f"there is no folder {path}; give `demo`, a folder with a model_index.json, or a hub id "
+        f"there is no folder {places}; give `demo`, a folder with a model_index.json, or a hub id "
         "such as org/name",
         place=f"model {name}",
     )

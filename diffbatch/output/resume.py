@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from diffbatch.errors import JobError
 from diffbatch.output.formats import suffix_of
 from diffbatch.output.layout import NOT_SAVED
 from diffbatch.req import Record, Req
@@ -88,24 +89,53 @@ def compare(
     )
 
 
-def select(
-    reqs: Iterable[Req], *, limit: int | None = None, only: Sequence[str] = ()
-) -> frozenset[str]:
-    """The ids that `--limit` and `--only` leave: of the job, whatever of it is done already.
+class Selection:
+    """What `--limit` and `--only` leave of a job, asked Req by Req in the job's order.
 
     A pattern names a Req by its file, prompt or id: as a part of it, or with `*`, `?` and `[]`
     for the whole; upper and lower case are the same. Any of several patterns is enough, and
     `limit` counts what they leave.
     """
-    patterns = [pattern.casefold() for pattern in only]
-    chosen: list[str] = []
-    for req in reqs:
-        if limit is not None and len(chosen) >= limit:
-            break
-        texts = [text.casefold() for text in (req.file, req.prompt, req.id)]
-        if not patterns or any(_matches(text, p) for text in texts for p in patterns):
-            chosen.append(req.id)
-    return frozenset(chosen)
+
+    def __init__(self, *, limit: int | None = None, only: Sequence[str] = ()) -> None:
+        self._limit = limit
+        self._only = only
+        self._patterns = [pattern.casefold() for pattern in only]
+        self._num = 0
+        self._example: Req | None = None
+
+    def takes(self, req: Req) -> bool:
+        """Whether `req` is among those chosen, done already or not."""
+        self._example = self._example or req
+        if self._limit is not None and self._num >= self._limit:
+            return False
+        if self._patterns:
+            texts = [text.casefold() for text in (req.file, req.prompt, req.id)]
+            if not any(_matches(text, p) for text in texts for p in self._patterns):
+                return False
+        self._num += 1
+        return True
+
+    def check(self) -> None:
+        """After the last Req: JobError when the patterns chose nothing, which is a slip."""
+        if self._num or not self._patterns or self._example is None:
+            return
+        shown, example = " or ".join(repr(pattern) for pattern in self._only), self._example
+        raise JobError(
+            f"no request matches {shown}; a pattern is compared with file name, prompt and id, "
+            f"such as {example.file!r}, {example.prompt[:40]!r} and {example.id!r}",
+            place="--only",
+        )
+
+
+def select(
+    reqs: Iterable[Req], *, limit: int | None = None, only: Sequence[str] = ()
+) -> frozenset[str]:
+    """The ids that a `Selection` takes. Raises JobError when `only` matches nothing."""
+    selection = Selection(limit=limit, only=only)
+    chosen = frozenset([req.id for req in reqs if selection.takes(req)])
+    selection.check()
+    return chosen
 
 
 def _others(

@@ -10,6 +10,7 @@ import torch
 from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
 
+from diffbatch.errors import describe
 from diffbatch.log import get_logger
 from diffbatch.models.loading import TRANSFORMERS
 from diffbatch.parallel.lane import Lane
@@ -271,12 +272,12 @@ class ParallelExecutor:
         _log.error("micro-batch %s failed", key, exc_info=error)
         if self._team.size > 1:
             self._team.notes.write(f"{key}/failed", True)
+        text = describe(error)
         out_of_memory = isinstance(error, torch.OutOfMemoryError)
         if out_of_memory:
             error.__traceback__ = None  # it holds the frames, and with them the tensors
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
-        text = f"{type(error).__name__}: {error}"
         self._turn.failures.append(Failure(key=key, error=text, out_of_memory=out_of_memory))
 
 

@@ -8,15 +8,17 @@ a store client serves one caller at a time.
 from __future__ import annotations
 
 import json
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_WORK, _EVENTS, _STOP, _OPEN = "work", "events", "stop", "open"
+_WORK, _EVENTS, _STOP, _OPEN, _GONE = "work", "events", "stop", "open", "gone"
 _END = b"end"
 _OPEN_S = 600.0
+_GONE_S = 60.0
 
 
 class EndOfWork:
@@ -37,13 +39,26 @@ class Board:
         board._store = self._store.clone()
         return board
 
-    def open(self) -> None:
-        """Let the other ranks begin. Rank 0, when the run folder is ready for writers."""
-        self._store.set(_OPEN, "1")
+    def open(self, *, has_work: bool = True) -> None:
+        """Let the other ranks begin. Rank 0, when the run folder is ready for writers.
 
-    def wait_until_open(self) -> None:
-        """Wait for rank 0's `open`. Raises the store's error after `_OPEN_S`."""
+        Without work they end instead.
+        """
+        self._store.set(_OPEN, "work" if has_work else "nothing")
+
+    def wait_until_open(self) -> bool:
+        """Wait for rank 0's `open`; whether there is work. Raises the store's error in the end."""
         self._store.wait([_OPEN], timedelta(seconds=_OPEN_S))
+        has_work = bool(self._store.get(_OPEN) == b"work")
+        if not has_work:
+            self._store.add(_GONE, 1)
+        return has_work
+
+    def wait_until_gone(self, num_others: int) -> None:
+        """After `open` without work: the store may live in rank 0, which must be the last to go."""
+        end_s = time.monotonic() + _GONE_S
+        while self._store.add(_GONE, 0) < num_others and time.monotonic() < end_s:
+            time.sleep(0.05)
 
     def offer(self, batch: dict[str, Any]) -> None:
         """Put a micro-batch at the end of the queue. Scheduler only."""
@@ -65,7 +80,8 @@ class Board:
         return batch
 
     def post(self, event: dict[str, Any]) -> None:
-        """Leave `event` for the client."""
+        """Leave `event` for the client, with the time (of this host's clock) at which it came."""
+        event = {**event, "time_s": round(time.time(), 4)}
         self._store.queue_push(_EVENTS, json.dumps(event))
 
     def next_event(self) -> dict[str, Any] | None:

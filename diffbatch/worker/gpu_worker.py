@@ -43,14 +43,18 @@ class GPUWorker:
         self._sink = sink
         self._waiting_s = waiting_s
         self._work_s = 0.0
+        self._active_s = 0.0
 
     def run(self, orders: Orders) -> dict[str, float]:
-        """Work until an order says to end; returns busy and wall seconds of this rank.
+        """Work until an order says to end; returns what the seconds of this rank went to.
 
-        When told to leave, what is in flight is dropped: it is made again by the next run.
+        `busy_s` it computed, `waiting_s` it waited for other ranks of its replica, `active_s` it
+        had something in flight, `wall_s` it was there. When told to leave, what is in flight is
+        dropped: it is made again by the next run.
         """
         begin_s = time.perf_counter()
-        while (order := orders.next()) is not None and not order.end:
+        while (order := self._next(orders)) is not None:
+            active_s = time.perf_counter()
             work_s = time.perf_counter()
             self._executor.drop(order.drop)
             if order.admit:
@@ -58,12 +62,28 @@ class GPUWorker:
             turn = self._executor.turn()
             self._work_s += time.perf_counter() - work_s
             self._hand_on(turn)
+            self._active_s += time.perf_counter() - active_s
         if not self._executor.num_in_flight:
             self._executor.flush()
         self._sink.close()
         orders.leave()
-        busy_s = self._work_s - self._waiting_s()
-        return {"busy_s": round(busy_s, 3), "wall_s": round(time.perf_counter() - begin_s, 3)}
+        waiting_s = self._waiting_s()
+        seconds = {
+            "busy_s": self._work_s - waiting_s,
+            "waiting_s": waiting_s,
+            "active_s": self._active_s,
+            "wall_s": time.perf_counter() - begin_s,
+        }
+        return {name: round(value, 3) for name, value in seconds.items()}
+
+    def _next(self, orders: Orders) -> Order | None:
+        """The next order to carry out; None at the end. Waiting with nothing in flight is idle."""
+        idle = self._executor.num_in_flight == 0
+        begin_s = time.perf_counter()
+        order = orders.next()
+        if not idle:
+            self._active_s += time.perf_counter() - begin_s
+        return None if order is None or order.end else order
 
     def _hand_on(self, turn: Turn) -> None:
         for failure in turn.failures:

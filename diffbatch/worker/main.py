@@ -7,13 +7,15 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from diffbatch.errors import DiffbatchError
+from diffbatch.errors import DiffbatchError, describe
 from diffbatch.log import get_logger, log_to
+from diffbatch.terminal import counted
 from diffbatch.worker.lifeline import hold_lifeline
 from diffbatch.worker.link import Link, connect
 from diffbatch.worker.spec import WorkerSpec
@@ -54,16 +56,31 @@ def main() -> None:
     spec = WorkerSpec.from_json(sys.argv[1])
     env = RankEnv.read()
     hold_lifeline(spec.parent_pid)
-    log_path = spec.run_folder / "logs" / f"rank-{env.rank}.log"
-    log_to(log_path)
-    _redirect_output(log_path)
+    keep_log(spec, env)
     link = connect(spec.link) if env.rank == 0 and spec.link is not None else None
     work(spec, env, link)
 
 
-def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
+def keep_log(spec: WorkerSpec, env: RankEnv, *, redirect: bool = True) -> None:
+    """Log to logs/rank-N.log, and send what libraries print there too (`redirect`)."""
+    path = spec.run_folder / "logs" / f"rank-{env.rank}.log"
+    log_to(path)
+    if redirect:
+        _redirect_output(path)
+
+
+def work(
+    spec: WorkerSpec,
+    env: RankEnv,
+    link: Link | None,
+    *,
+    has_work: bool = True,
+    begin: Callable[[], None] = lambda: None,
+) -> None:
     """Serve as rank `env.rank` until the work ends. `link` leads to the client, on rank 0 only.
 
+    `has_work`: rank 0 knows whether anything is to be made; without it every rank ends at once.
+    `begin` is called when the run folder is ready and before anything is loaded.
     An error is posted for the client before it ends the process, so the cause is told once, by
     the rank that had it.
     """
@@ -77,9 +94,14 @@ def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
     board = Board(store, env.attempt)
     thread: threading.Thread | None = None
     if env.rank == 0:
-        board.open()
+        board.open(has_work=has_work)
     else:
-        board.wait_until_open()
+        has_work = board.wait_until_open()
+    if not has_work:
+        if env.rank == 0:
+            board.wait_until_gone(env.world_size - 1)
+        return
+    begin()
     if link is not None:
         thread = Scheduler(link, board.clone(), spec.layout.replicas).start()
     try:
@@ -91,7 +113,7 @@ def work(spec: WorkerSpec, env: RankEnv, link: Link | None) -> None:
     except BaseException as error:
         _log.exception("rank %d ends with an error", env.rank)
         user_error = isinstance(error, DiffbatchError)
-        cause = str(error) if user_error else f"{type(error).__name__}: {error}"
+        cause = str(error) if user_error else describe(error)
         board.post(
             {"event": "fatal", "rank": env.rank, "error": cause, "exit_code": _exit_code(error)}
         )
@@ -110,6 +132,7 @@ def _serve(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
     """Load this rank's part of the model and work; returns whether a signal ended it."""
     from diffbatch.models.loading import LoadSpec, load_pipeline, spread
     from diffbatch.output.writer import OutputWriter, WriterConfig
+    from diffbatch.pipeline.clock import peak_memory_bytes
     from diffbatch.pipeline.composed import ComposedPipeline
     from diffbatch.pipeline.executor import ParallelExecutor
     from diffbatch.plan.split import PipelineShare
@@ -130,7 +153,9 @@ def _serve(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
         share=PipelineShare(pp=layout.pp, rank=place["pp"], partition=spec.partition),
         tensor_share=TensorShare(tp=layout.tp, rank=place["tp"]),
     )
+    begin_s = time.perf_counter()
     model = load_pipeline(load, device)
+    load_s = round(time.perf_counter() - begin_s, 3)
     team = _team(spec, env, store, device)
     spread(model, team.groups, uneven=spec.uneven)
     config = WriterConfig(
@@ -157,9 +182,10 @@ def _serve(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
         orders = Follower(executor, bridge)
     _on_sigterm(orders.terminate)
     me = {"rank": env.rank, "replica": replica}
-    board.post({"event": "ready", **me, "device": _describe(device), "load": _load_facts(model)})
+    loaded = {"load": _load_facts(model), "load_s": load_s}
+    board.post({"event": "ready", **me, "device": _describe(device), **loaded})
     times = worker.run(orders)
-    board.post({"event": "rank", **me, **times})
+    board.post({"event": "rank", **me, **times, "peak_memory_bytes": peak_memory_bytes(device)})
     if leads:
         board.post({"event": "left", **me})
     return orders.terminated
@@ -214,7 +240,7 @@ def _describe(device: torch.device) -> str:
 
     if device.type == "cuda":
         return f"{device} {torch.cuda.get_device_name(device)}"
-    return f"cpu, {torch.get_num_threads()} threads"
+    return f"cpu, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def _on_sigterm(stop: Any) -> None:

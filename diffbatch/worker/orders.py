@@ -110,7 +110,8 @@ class Leader:
         while len(admit) < free and (batch := self._claim()) is not None:
             key = next(self._keys)
             self._open[key] = batch
-            self._post("started", ids=[req.id for req in batch.reqs])
+            reqs = batch.reqs
+            self._post("started", ids=[r.id for r in reqs], files=[r.file for r in reqs])
             admit.append((key, batch))
         return admit
 

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from diffbatch.cli.main import main
+from diffbatch import __version__
+from diffbatch.cli.main import app, main
 from diffbatch.errors import JobError, PlanError, Problem, RunFolderError, WorkerError
 from tests.unit.model_kit import make_model
 
@@ -73,3 +75,8 @@ def test_any_prompt_can_be_shown_in_an_ascii_locale(tmp_path: Path, locale: str)
     )
     assert done.returncode == 0, done.stderr
     assert "caf\u00e9 \u732b" in done.stdout.decode()
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"diffbatch {__version__}\n")

@@ -75,7 +75,7 @@ def run(
     if terminate:
         leader.terminate()
     times = GPUWorker(executor, bridge, sink, lambda: 0.0).run(leader)  # type: ignore[arg-type]
-    assert times["wall_s"] >= times["busy_s"] >= 0
+    assert times["wall_s"] >= times["active_s"] >= times["busy_s"] >= 0
     assert sink.closed
     return sink
 

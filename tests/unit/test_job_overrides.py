@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_all_bad_sets_are_reported(tmp_path: Path) -> None:
 
 def test_bad_parameters_of_the_command_line(tmp_path: Path) -> None:
     [problem] = wrong(tmp_path, "prompts: [a]", params={"height": 0})
-    assert problem == "command line: height: must be 1 or more, found 0"
+    assert problem == "--height: must be 1 or more, found 0"
     [req] = make(tmp_path, "prompts: [a]", params={"height": 72, "width": None})
     assert (req.params.height, req.params.width) == (72, 64)
 
@@ -113,8 +114,42 @@ def test_bad_parameters_of_the_command_line(tmp_path: Path) -> None:
 def test_prompts_without_a_job_file() -> None:
     job = load_prompts(["-5 degrees", "--no text--"], CommandLine(keys={"model": "demo"}))
     assert job.spec.prompts == ["-5 degrees", "--no text--"]
-    assert job.output == Path("outputs/prompts")
+    assert job.output.parent == Path("outputs")
     with pytest.raises(JobError, match=r"^--prompt 2: prompts\[1\]: the prompt is empty"):
         load_prompts(["a", " "], CommandLine(keys={"model": "demo"}))
     with pytest.raises(JobError, match="model: missing"):
         load_prompts(["a"], CommandLine())
+
+
+def test_prompts_alone_have_a_folder_of_their_own() -> None:
+    """The same command goes on there; another prompt must not retire what is made."""
+
+    def folder(*prompts: str, **keys: str) -> str:
+        job = load_prompts(prompts, CommandLine(keys={"model": "demo", **keys}))
+        return str(job.output)
+
+    assert re.fullmatch(r"outputs/a-red-fox-[0-9a-f]{6}", folder("A red fox!"))
+    names = {folder("a red fox"), folder("a red fox", "b"), folder("a red fox", "c"), folder("fox")}
+    assert len(names) == 4
+    assert folder("a red fox", "b") == folder("a red fox", "b")
+    assert folder("a", output="o") == "o"
+
+
+def test_a_forced_value_that_is_wrong_is_said_once(tmp_path: Path) -> None:
+    text = "prompts: [a, {prompt: b, num_inference_steps: 2}, c]"
+    assert wrong(tmp_path, text, params={"height": 65}) == [
+        "--height: height 65 is not a multiple of 8"
+    ]
+
+
+def test_messages_to_a_program_name_no_options() -> None:
+    keys = {"model": "demo"}
+    for call, place in (
+        (CommandLine(keys=keys, params={"height": 0}, is_call=True), "height: must be 1 or more"),
+        (CommandLine(keys={**keys, "dtype": "x"}, is_call=True), "dtype: dtype: must be one of"),
+        (CommandLine(keys=keys, params={"heigth": 1}, is_call=True), "heigth: unknown key"),
+    ):
+        with pytest.raises(JobError, match=f"^{place}"):
+            load_prompts(["a"], call)
+    with pytest.raises(JobError, match=r"^prompt 2: "):
+        load_prompts(["a", " "], CommandLine(keys=keys, is_call=True))

@@ -146,9 +146,34 @@ def test_keys_of_a_job_hold_for_every_call(tmp_path: Path) -> None:
 def test_ids_are_those_of_a_job_with_the_same_request(tmp_path: Path) -> None:
     with make(tmp_path, dtype="float32") as one:
         [first] = one.generate("a cat", **SIZE)
-    with make(tmp_path, dtype="auto") as other:
+    with make(tmp_path, dtype="bfloat16") as other:
         [second] = other.generate("a cat", **SIZE)
     assert first.record.id != second.record.id, "another dtype, other pixels"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"output": "x"}, "output: unknown argument; did you mean 'output_dir'?"),
+        ({"defaults": {"seed": 1}}, "defaults: unknown argument; parameters are for generate()"),
+        ({"prompts": ["a"]}, "prompts: unknown argument; prompts are for generate()"),
+        ({"name": "{seed}"}, "name: unknown argument; files are named"),
+        ({"parallel": {"pp": 2}}, "parallel: unknown argument; give its keys one by one"),
+        ({"dtyp": "float32"}, "dtyp: unknown argument; did you mean 'dtype'?"),
+    ],
+)
+def test_keys_that_would_do_nothing_are_refused(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(JobError) as caught:
+        make(tmp_path, **keys)
+    assert str(caught.value).startswith(message)
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_axis_can_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"^tp: "):
+        make(tmp_path, tp=0)
 
 
 @pytest.mark.parametrize("params", [{"heigth": 1}, {"height": 17}, {"seed": "x"}])

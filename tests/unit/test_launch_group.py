@@ -109,6 +109,21 @@ def test_work_goes_out_when_the_scheduler_connects_and_ends_with_the_last_record
         assert [event["event"] for event in events] == ["record"] * 3
 
 
+def test_until_ready_waits_for_every_rank_and_again_after_a_restart(tmp_path: Path) -> None:
+    with started(tmp_path) as (group, fake):
+        events = group.until_ready()
+        first = fake.connect()
+        first.send({"event": "ready", "rank": 0})
+        assert [next(events)["event"] for _ in range(2)] == ["connected", "ready"]
+        first._connection.close()
+        assert next(events)["event"] == "disconnected"
+        second = fake.connect()
+        for rank in range(2):
+            second.send({"event": "ready", "rank": rank})
+        assert [event["event"] for event in events] == ["connected", "ready", "ready"]
+        assert list(group.until_ready()) == []
+
+
 def test_nothing_to_make_needs_no_worker(tmp_path: Path) -> None:
     with started(tmp_path) as (group, _):
         assert list(group.make([])) == []

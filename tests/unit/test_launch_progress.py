@@ -112,12 +112,12 @@ def test_each_replica_says_what_it_does(clock: Clock) -> None:
     told = []
     for event in [
         {"event": "ready", "replica": 1, "device": "cuda:1 H"},
-        {"event": "started", "replica": 1, "ids": ["a", "b"]},
+        {"event": "started", "replica": 1, "ids": ["1", "2"], "files": ["a", "b"]},
         {"event": "step", "replica": 1, "steps_done": 3, "steps_total": 8},
     ]:
         tally.note(event)
         told.append(tally.replicas[1])
-    assert told == ["ready on cuda:1 H", "making a, b", "step 3/8"]
+    assert told == ["ready on cuda:1 H", "making a and 1 more", "step 3/8"]
 
 
 def test_plain_lines_hold_no_escape_code_and_no_carriage_return(clock: Clock) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from diffbatch.errors import JobError
 from diffbatch.output.resume import compare, select
 from diffbatch.req import Record, Req
 from tests.unit.output_helpers import make_req
@@ -124,12 +125,20 @@ def test_two_records_that_claim_one_file_are_both_doubted() -> None:
         (None, ["*"], "abcd"),
         (None, ["c-7"], "c"),
         (None, [A.id], "a"),
-        (None, ["zebra"], ""),
     ],
 )
 def test_select(limit: int | None, only: list[str], expected: str) -> None:
     chosen = select(REQS, limit=limit, only=only)
     assert chosen == {req.id for req in REQS if req.prompt[-1] in expected}
+
+
+def test_patterns_that_match_nothing_are_an_error() -> None:
+    with pytest.raises(JobError) as caught:
+        select(REQS, only=["zebra", "*.gif"])
+    said = str(caught.value)
+    assert said.startswith("--only: no request matches 'zebra' or '*.gif'; ")
+    assert repr(REQS[0].file) in said
+    assert select([], only=["zebra"]) == frozenset(), "an empty job has nothing to match"
 
 
 def test_select_takes_brackets_of_a_prompt_as_text_too() -> None:

@@ -33,6 +33,14 @@ def test_constraints_pin_every_dependency() -> None:
     assert wanted - {"diffbatch"} <= pinned
 
 
+def test_the_licence_is_there_as_pyproject_says() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [name] = project["license-files"]
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert project["license"] == "Apache-2.0"
+    assert text.split("\n", 2)[0].strip() == "Apache License"
+
+
 def _name(requirement: str) -> str:
     name = requirement
     for separator in ("[", ">", "=", "<"):

@@ -1,0 +1,1 @@
+"""`diffbatch bench`: one job under several layouts, each as a launch of its own. No torch."""
