@@ -94,6 +94,8 @@ JOB = "model: {model}\noutput: o\nprompts: [a cat]\n"
     [
         ("auto", [], 1, True),
         ("auto", ["--pp", "2"], 2, False),
+        ("auto", ["--set", "parallel.pp=2"], 2, False),
+        ("{auto: true, replicas: 2}", ["--cfg", "1"], 1, False),
         ("auto", ["--set", "parallel.replicas=3"], 1, True),
         ("{auto: true, replicas: 2}", [], 1, True),
         ("{pp: 2}", ["--parallel", "auto"], 1, True),
@@ -119,6 +121,7 @@ def test_degrees_that_are_given_beat_auto_of_the_job_file(
         ("{}", ["--parallel", "auto", "--pp", "2"], "leave out --pp"),
         ("{}", ["--parallel", "2"], "takes only auto"),
         ("{auto: true, pp: 2, tp: 2}", [], "leave out pp 2, tp 2"),
+        ("{}", ["--set", "parallel.auto=true", "--pp", "2"], "leave out pp 2"),
         ("both", [], "must be a mapping"),
     ],
 )
