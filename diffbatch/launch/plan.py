@@ -126,13 +126,15 @@ def _shapes(prepared: Prepared, shapes: Counter[SamplingParams]) -> list[dict[st
 
 def _layout(choice: Choice) -> dict[str, Any]:
     layout = choice.layout
-    on_gpu = num_gpus() > 0
-    names = choice.devices or [str(rank) for rank in range(layout.world_size)]
+    kind = "cuda:{}" if num_gpus() else "cpu"
+    names = [kind.format(rank) for rank in range(layout.world_size)]
+    if choice.devices is not None:
+        names = [f"GPU {name}" for name in choice.devices]
     ranks = [
         {
             "rank": rank,
             **layout.coordinates(rank),
-            "device": f"cuda:{names[rank]}" if on_gpu else "cpu",
+            "device": names[rank],
         }
         for rank in range(layout.world_size)
     ]
