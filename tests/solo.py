@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -73,3 +74,17 @@ def execute(
     leader = Leader(executor, board, bridge, sink, replica=0, in_flight=in_flight)
     GPUWorker(executor, bridge, sink, lambda: 0.0).run(leader)
     return sorted((put[0] for put in sink.puts), key=lambda output: output.reqs[0].index)
+
+
+def our_pixels(pipeline: ComposedPipeline, req: Req) -> np.ndarray:
+    """Float pixels 0..1, (F, H, W, 3), of our stages run one after the other."""
+    with torch.inference_mode():
+        state = pipeline.state(req)
+        stages = pipeline.stages(pipeline.inputs(req))
+        stages.text(pipeline.encoding_components, state)
+        stages.image(pipeline.encoding_components, state)
+        components = pipeline.components(req.params, [state.get("generator")])
+        stages.denoise(components, state)
+        stages.decode(components, state)
+    pixels = np.asarray(state.get(stages.decode.output_name))
+    return pixels[0] if pixels.ndim == 5 else pixels

@@ -23,6 +23,11 @@ from demo_model.evaluate import draw, load, score  # noqa: E402
 
 from diffbatch.models.demo import demo_folder  # noqa: E402
 from diffbatch.models.demo.checker import Picture, look  # noqa: E402
+from diffbatch.models.folder import read_model  # noqa: E402
+from diffbatch.models.loading import LoadSpec, load_pipeline  # noqa: E402
+from diffbatch.pipeline.composed import ComposedPipeline  # noqa: E402
+from diffbatch.req import Req, SamplingParams  # noqa: E402
+from tests.solo import CPU, our_pixels  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
@@ -43,7 +48,7 @@ def test_folder_is_at_most_8_megabytes_and_holds_no_pickle() -> None:
     size = sum(path.stat().st_size for path in files)
     print(f"demo model: {size / 1e6:.2f} MB in {len(files)} files")
     assert size <= MAX_FOLDER_BYTES
-    assert {path.suffix for path in files} <= {".json", ".safetensors", ".md"}
+    assert {path.suffix for path in files} <= {".json", ".safetensors", ".md", ".yaml"}
 
 
 def test_folder_loads_as_a_plain_pipeline_that_can_be_split(
@@ -74,22 +79,16 @@ def test_guidance_changes_the_picture(pipeline: diffusers.WanPipeline) -> None:
     assert _mean_difference(strong, draw(pipeline, prompt, guidance_scale=4.0)) == 0
 
 
-def test_modular_pipeline_gives_the_same_pixels(pipeline: diffusers.WanPipeline) -> None:
-    call = {
-        "prompt": "a red star on a blue background",
-        "negative_prompt": "",
-        "height": 64,
-        "width": 64,
-        "num_frames": 1,
-        "num_inference_steps": 3,
-        "output_type": "np",
-    }
-    modular = diffusers.ModularPipeline.from_pretrained(str(demo_folder()))
-    modular.load_components(dtype=torch.float32)
-    modular.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=4.0))
-    plain = pipeline(**call, guidance_scale=4.0, generator=torch.Generator("cpu").manual_seed(7))
-    state = modular(**call, generator=torch.Generator("cpu").manual_seed(7))
-    assert np.array_equal(plain.frames, np.asarray(state.values["videos"]))
+def test_diffbatch_draws_the_same_bit_for_bit(pipeline: diffusers.WanPipeline) -> None:
+    spec = LoadSpec(folder=demo_folder(), dtype="float32")
+    ours = ComposedPipeline(load_pipeline(spec, CPU).pipeline)
+    defaults = {**read_model("demo", demo_folder()).defaults, "num_inference_steps": 6}
+    params = SamplingParams(**{name: v for name, v in defaults.items() if name != "fps"})
+    for seed, prompt in enumerate(["a red star on a blue background", "a large green ring", "fog"]):
+        req = Req(index=0, id="0", prompt=prompt, seed=seed, file="0.png", params=params)
+        generator = torch.Generator("cpu").manual_seed(seed)
+        plain = pipeline(prompt=prompt, generator=generator, output_type="np", **params.as_dict())
+        assert np.array_equal(our_pixels(ours, req), plain.frames[0])
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from diffbatch.pipeline.denoising import DenoisingStage
 from diffbatch.pipeline.executor import ParallelExecutor
 from diffbatch.pipeline.stage import ParallelType, PipelineStage, StageError
 from diffbatch.req import MicroBatch, OutputBatch, Req, SamplingParams
-from tests.solo import CPU, execute, solo_team
+from tests.solo import CPU, execute, our_pixels, solo_team
 
 pytestmark = pytest.mark.parity
 
@@ -126,20 +126,6 @@ def plain_pixels(pipeline: Any, req: Req) -> np.ndarray:
     arguments |= {"prompt": req.prompt, "output_type": "np"}
     output = pipeline(**arguments, generator=torch.Generator("cpu").manual_seed(req.seed))
     return np.asarray(output.frames[0] if "frames" in output else output.images)
-
-
-def our_pixels(pipeline: ComposedPipeline, req: Req) -> np.ndarray:
-    """Float pixels 0..1, (F, H, W, 3), of our stages run one after the other."""
-    with torch.inference_mode():
-        state = pipeline.state(req)
-        stages = pipeline.stages(pipeline.inputs(req))
-        stages.text(pipeline.encoding_components, state)
-        stages.image(pipeline.encoding_components, state)
-        components = pipeline.components(req.params, [state.get("generator")])
-        stages.denoise(components, state)
-        stages.decode(components, state)
-    pixels = np.asarray(state.get(stages.decode.output_name))
-    return pixels[0] if pixels.ndim == 5 else pixels
 
 
 def frames_of(outputs: Sequence[OutputBatch]) -> list[np.ndarray | None]:
