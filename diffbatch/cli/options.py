@@ -151,8 +151,8 @@ class JobOptions:
     def _keys(self) -> dict[str, Any]:
         """The job file's keys that these options set, by dotted path; those not given are left.
 
-        `--parallel auto` beats the degrees of a job file, degrees beat a job file's auto, and both
-        on one command line are an error.
+        `--parallel auto` beats the degrees of a job file; with one on the same command line it is
+        an error.
         """
         keys = {name: getattr(self, name) for name in _KEYS}
         keys |= {f"parallel.{name}": getattr(self, name) for name in _PARALLEL}
@@ -166,7 +166,7 @@ class JobOptions:
     def _auto_keys(self) -> dict[str, Any]:
         given = [f"--{axis}" for axis in _DEGREES if getattr(self, axis) is not None]
         if self.parallel is None:
-            return {"parallel.auto": False} if given else {}
+            return {}
         if self.parallel != "auto":
             raise typer.BadParameter(
                 f"--parallel takes only auto, found {self.parallel!r}; or give degrees"

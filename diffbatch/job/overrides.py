@@ -10,7 +10,7 @@ from diffbatch.errors import JobError
 from diffbatch.job import yaml12
 from diffbatch.job.places import Places
 from diffbatch.job.problems import KeyPath, Problems, suggestion
-from diffbatch.job.spec import FileEntry, JobSpec, PromptEntry, known_keys
+from diffbatch.job.spec import DEGREES, FileEntry, JobSpec, PromptEntry, known_keys
 
 # Keys that hold text: their value is taken as typed, so `--set name={index}` needs no quotes.
 _TEXT_KEYS = frozenset(
@@ -70,6 +70,16 @@ def apply(data: dict[str, Any], places: Places, command_line: CommandLine) -> No
         except JobError as error:
             problems.add_error(error)
     problems.raise_if_any()
+    _degrees_beat_auto(data, command_line)
+
+
+def _degrees_beat_auto(data: dict[str, Any], command_line: CommandLine) -> None:
+    """A degree on the command line switches off `auto` of the job file, but not its own."""
+    typed = {*command_line.keys, *(text.partition("=")[0] for text in command_line.sets)}
+    degrees = {f"parallel.{name}" for name in DEGREES}
+    parallel = data.get("parallel")
+    if isinstance(parallel, dict) and typed & degrees and not typed & {"parallel", "parallel.auto"}:
+        parallel.pop("auto", None)
 
 
 def _apply_set(data: dict[str, Any], places: Places, text: str) -> None:

@@ -27,6 +27,7 @@ def make_plan(
 ) -> dict[str, Any]:
     """The plan as JSON-ready data. Raises JobError or PlanError like a run would.
 
+    But for a layout that does not fit the memory: then `memory.refused` says what a run would.
     With `limit` and `only` all numbers are those of what they leave. A micro-batch is the same as
     in a whole run; it counts when some of it is chosen. A layout that does not fit the memory is
     no error here: then `memory.refused` says what a run would.
@@ -125,13 +126,15 @@ def _shapes(prepared: Prepared, shapes: Counter[SamplingParams]) -> list[dict[st
 
 def _layout(choice: Choice) -> dict[str, Any]:
     layout = choice.layout
-    on_gpu = num_gpus() > 0
-    names = choice.devices or [str(rank) for rank in range(layout.world_size)]
+    kind = "cuda:{}" if num_gpus() else "cpu"
+    names = [kind.format(rank) for rank in range(layout.world_size)]
+    if choice.devices is not None:
+        names = [f"GPU {name}" for name in choice.devices]
     ranks = [
         {
             "rank": rank,
             **layout.coordinates(rank),
-            "device": f"cuda:{names[rank]}" if on_gpu else "cpu",
+            "device": names[rank],
         }
         for rank in range(layout.world_size)
     ]

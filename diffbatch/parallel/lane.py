@@ -8,8 +8,6 @@ completes its exchanges with stand-ins until the micro-batch is dropped, so that
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,25 +15,25 @@ from typing import Any
 
 import torch
 
+from diffbatch.parallel.branches import BranchGather
 from diffbatch.parallel.cut import CutModel
+from diffbatch.parallel.outputs import OutputSpecs
 from diffbatch.parallel.structure import (
     Handoff,
     Header,
     Spec,
     TensorSpec,
-    blank,
     flatten,
     plain_spec,
     spec_from_plain,
-    spec_of,
+    unflatten,
 )
 from diffbatch.parallel.traffic import Traffic
-from diffbatch.parallel.wire import CommError, PeerFailedError
+from diffbatch.parallel.wire import PeerFailedError
 
 _FAILED = "failed"
 _UPSTREAM = "an earlier pipeline rank could not go on with this micro-batch"
 _DOWNSTREAM = "a later pipeline rank could not go on with this micro-batch"
-_BRANCH = "the rank of another guidance branch could not go on with this micro-batch"
 
 
 @dataclass(slots=True)
@@ -48,7 +46,6 @@ class _Step:
     taken: set[int] = field(default_factory=set)
     sent: set[int] = field(default_factory=set)
     has_latents: bool = False  # first rank: the feedback of the step before is taken
-    gathered: bool = False
     returned: bool = False
 
 
@@ -68,17 +65,18 @@ class Lane:
         self._step = _Step()
         self._arriving: dict[int, Header] = {}  # by call
         self._leaving: dict[int, Header] = {}
-        self._outputs: dict[int, Spec] = {}
+        self._outputs = OutputSpecs(traffic, key)
+        self._branches = BranchGather(traffic, key, num_calls)
         self._latents: tuple[TensorSpec, ...] | None = None  # what feedback carries
-        self._slots: torch.Tensor | None = None  # like this rank's part of a gather
         # A direction is dead when a rank failed before the structures were told.
-        self._in_dead = self._out_dead = self._gather_dead = self._feedback_dead = False
+        self._in_dead = self._out_dead = self._feedback_dead = False
 
     # -- one step -----------------------------------------------------------------------------
 
     def begin_step(self, *, final: bool) -> None:
         """Before anything of a step. `final`: the loop's last one."""
         self._step = _Step(number=self._step.number, final=final)
+        self._branches.begin_step()
 
     def feedback(self) -> tuple[torch.Tensor, ...] | None:
         """The new latents, on the first of several ranks, from the second step on; else None."""
@@ -96,9 +94,9 @@ class Lane:
         traffic, step = self._traffic, self._step
         call, step.num_called = step.num_called, step.num_called + 1
         if call >= self._num_calls:
-            raise CommError(f"a step called its transformer more than {self._num_calls} times")
+            raise RuntimeError(f"a step called its transformer more than {self._num_calls} times")
         if call not in self._calls:
-            return self._stand_in(call, args, kwargs)
+            return self._outputs.stand_in(call, args, kwargs)
         if not isinstance(model, CutModel):
             output = model(*args, **kwargs)
         else:
@@ -106,8 +104,8 @@ class Lane:
             output = model.run(*args, incoming=incoming, **kwargs)
         if not traffic.is_last:
             self._send(call, output)
-            return self._stand_in(call, args, kwargs)
-        self._publish(call, spec_of(output), args, kwargs)
+            return self._outputs.stand_in(call, args, kwargs)
+        self._outputs.publish(call, output, args, kwargs)
         return output
 
     def gather(self, predictions: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -118,15 +116,7 @@ class Lane:
         traffic = self._traffic
         if traffic.cfg == 1 or not traffic.is_last:
             return list(predictions)
-        own = [predictions[call].contiguous() for call in self._calls if call < len(predictions)]
-        num_slots = -(-self._num_calls // traffic.cfg)
-        own += [torch.zeros_like(predictions[0])] * (num_slots - len(own))
-        self._slots = torch.stack(own)
-        if self._step.number == 0:
-            self._agree_to_gather(ok=True)
-        self._step.gathered = True
-        parts = traffic.all_gather(self._slots)
-        return [parts[call % traffic.cfg][call // traffic.cfg] for call in range(len(predictions))]
+        return self._branches.gather(predictions, first=self._step.number == 0)
 
     def end_step(self, latents: Sequence[torch.Tensor]) -> None:
         """After the scheduler. `latents` is what the next step starts from; the last rank sends."""
@@ -148,9 +138,10 @@ class Lane:
         for call in self._calls:
             self._exchange_stand_in(call)
         if traffic.is_last:
-            self._fail_output()
-            if traffic.cfg > 1 and not step.gathered:
-                self._gather_stand_in()
+            if step.number == 0:
+                self._outputs.fail(self._calls)
+            if traffic.cfg > 1:
+                self._branches.stand_in(first=step.number == 0)
         if traffic.feedback_outbox is not None and not (step.returned or step.final):
             self._return_stand_in()
         self._finish_step()
@@ -165,8 +156,8 @@ class Lane:
         """After the final step: give back buffers and erase notes that everyone has read."""
         traffic = self._traffic
         self._forget_buffers()
-        if traffic.is_last and traffic.cfg > 1 and not self._gather_dead:
-            traffic.shared_notes.erase(f"{self._key}/gather/{traffic.cfg_rank}")
+        if traffic.is_last and traffic.cfg > 1:
+            self._branches.close()
 
     def _forget_buffers(self) -> None:
         traffic = self._traffic
@@ -282,7 +273,8 @@ class Lane:
             self._traffic.post_returns(self)
         if self._feedback_dead:
             return None
-        return inbox.take(self._return_key)
+        wire = zip(self._latents or (), inbox.take(self._return_key), strict=True)
+        return tuple(unflatten(spec, [tensor]) for spec, tensor in wire)
 
     def _return(self, latents: Sequence[torch.Tensor]) -> None:
         outbox = self._traffic.feedback_outbox
@@ -309,68 +301,6 @@ class Lane:
     def _finish_step(self) -> None:
         self._step.number += 1
         self._traffic.stepped(self, returns=not self._step.final)
-
-    # -- guidance -----------------------------------------------------------------------------
-
-    def _agree_to_gather(self, *, ok: bool) -> None:
-        """Before the first gather: a peer that failed has no shapes to take part with."""
-        traffic = self._traffic
-        prefix = f"{self._key}/gather"
-        traffic.shared_notes.write(f"{prefix}/{traffic.cfg_rank}", ok)
-        others = [rank for rank in range(traffic.cfg) if rank != traffic.cfg_rank]
-        answers = [traffic.shared_notes.read(f"{prefix}/{rank}") for rank in others]
-        self._gather_dead = not (ok and all(answers))
-        if ok and self._gather_dead:
-            self._step.gathered = True
-            raise PeerFailedError(_BRANCH)
-
-    def _gather_stand_in(self) -> None:
-        self._step.gathered = True
-        if self._step.number == 0:
-            self._agree_to_gather(ok=False)
-        elif not self._gather_dead:
-            assert self._slots is not None
-            self._traffic.all_gather(torch.zeros_like(self._slots))
-
-    # -- stand-ins for outputs ----------------------------------------------------------------
-
-    def _publish(self, call: int, spec: Spec, args: Any, kwargs: dict[str, Any]) -> None:
-        """Tell ranks that do not compute this output what it looks like, once per signature."""
-        if call in self._outputs:
-            return
-        self._outputs[call] = spec
-        signature = _signature(call, args, kwargs)
-        if signature not in self._traffic.outputs:
-            self._traffic.outputs[signature] = spec
-            self._traffic.shared_notes.write(f"output/{signature}", plain_spec(spec))
-
-    def _fail_output(self) -> None:
-        for call in self._calls:
-            if call not in self._outputs and self._step.number == 0:
-                self._traffic.shared_notes.write(f"{self._key}/output/{call}", _FAILED)
-
-    def _stand_in(self, call: int, args: Any, kwargs: dict[str, Any]) -> Any:
-        if call not in self._outputs:
-            signature = _signature(call, args, kwargs)
-            spec = self._traffic.outputs.get(signature)
-            if spec is None:
-                keys = (f"output/{signature}", f"{self._key}/output/{call}")
-                _, note = self._traffic.shared_notes.read_first(keys)
-                if note == _FAILED:
-                    raise PeerFailedError(_DOWNSTREAM)
-                spec = self._traffic.outputs[signature] = spec_from_plain(note)
-            self._outputs[call] = spec
-        return blank(self._outputs[call], self._traffic.groups.device, 0.0)
-
-
-def _signature(call: int, args: Any, kwargs: dict[str, Any]) -> str:
-    """Equal for calls whose outputs have equal structure: the structures of all tensors given."""
-    given = [*args, *(value for _, value in sorted(kwargs.items()))]
-    tensors = [
-        [list(value.shape), str(value.dtype)] for value in given if isinstance(value, torch.Tensor)
-    ]
-    text = json.dumps([call, sorted(kwargs), tensors])
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def _tensor(spec: Spec) -> TensorSpec:

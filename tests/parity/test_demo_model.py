@@ -56,6 +56,7 @@ def test_folder_loads_as_a_plain_pipeline_that_can_be_split(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_pictures_follow_held_out_prompts(pipeline: diffusers.WanPipeline) -> None:
     prompts, scenes = zip(*held_out_prompts(NUM_PROMPTS), strict=True)
     shares = score([look(picture) for picture in draw(pipeline, list(prompts))], list(scenes))
@@ -92,6 +93,7 @@ def test_modular_pipeline_gives_the_same_pixels(pipeline: diffusers.WanPipeline)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_negative_background_is_drawn_less_often(pipeline: diffusers.WanPipeline) -> None:
     prompts = ["a red square"] * 24
     free, kept_away = (

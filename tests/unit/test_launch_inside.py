@@ -12,7 +12,7 @@ from rich.console import Console
 from diffbatch.errors import PlanError
 from diffbatch.job.overrides import CommandLine
 from diffbatch.launch.inside import _OVER, _feed, inside_torchrun, run_inside
-from diffbatch.launch.prepare import prepare
+from diffbatch.launch.prepare import Machine, prepare
 from diffbatch.launch.run import RunChoices
 from diffbatch.worker.link import Message, QueueLink, queue_link_pair
 from tests.unit.model_kit import make_model
@@ -87,5 +87,24 @@ def test_another_number_of_replicas_than_processes_is_refused(
     command_line = CommandLine(keys={**keys, "parallel.replicas": 3})
     prepared = prepare(None, ["a cat"], command_line)
     with pytest.raises(PlanError, match=r"2 processes do not fit replicas 3 .* start 3 proc"):
+        run_inside(prepared, RunChoices(), Console())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"),
+    [
+        (Machine(devices="0,1"), "torchrun has placed the ranks already"),
+        (Machine(memory_gb=1e-9), "rank 0 of a replica needs"),
+    ],
+)
+def test_devices_and_too_little_memory_are_refused_inside_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine, message: str
+) -> None:
+    for name, value in RANK.items():
+        monkeypatch.setenv(name, value)
+    keys = {"model": str(make_model(tmp_path / "m")), "output": str(tmp_path / "out")}
+    prepared = prepare(None, ["a cat"], CommandLine(keys=keys), machine)
+    with pytest.raises(PlanError, match=message):
         run_inside(prepared, RunChoices(), Console())
     assert not (tmp_path / "out").exists()

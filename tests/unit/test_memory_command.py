@@ -94,6 +94,8 @@ JOB = "model: {model}\noutput: o\nprompts: [a cat]\n"
     [
         ("auto", [], 1, True),
         ("auto", ["--pp", "2"], 2, False),
+        ("auto", ["--set", "parallel.pp=2"], 2, False),
+        ("{auto: true, replicas: 2}", ["--cfg", "1"], 1, False),
         ("auto", ["--set", "parallel.replicas=3"], 1, True),
         ("{auto: true, replicas: 2}", [], 1, True),
         ("{pp: 2}", ["--parallel", "auto"], 1, True),
@@ -119,6 +121,7 @@ def test_degrees_that_are_given_beat_auto_of_the_job_file(
         ("{}", ["--parallel", "auto", "--pp", "2"], "leave out --pp"),
         ("{}", ["--parallel", "2"], "takes only auto"),
         ("{auto: true, pp: 2, tp: 2}", [], "leave out pp 2, tp 2"),
+        ("{}", ["--set", "parallel.auto=true", "--pp", "2"], "leave out pp 2"),
         ("both", [], "must be a mapping"),
     ],
 )
@@ -137,7 +140,7 @@ def test_the_rank_table_names_the_devices(model: Path, monkeypatch: pytest.Monke
     base = ["plan", "-m", str(model), "-p", "a cat", "-o", "o", "--memory-gb", "1", "--json"]
     found = json.loads(command(*base, "--pp", "2", "--devices", "7,6,4,5").stdout)
     ranks = [(rank["replicas"], rank["pp"], rank["device"]) for rank in found["layout"]["ranks"]]
-    assert ranks == [(0, 0, "cuda:7"), (0, 1, "cuda:6"), (1, 0, "cuda:4"), (1, 1, "cuda:5")]
+    assert ranks == [(0, 0, "GPU 7"), (0, 1, "GPU 6"), (1, 0, "GPU 4"), (1, 1, "GPU 5")]
     assert found["memory"]["dtype"] == "bfloat16"
     plain = json.loads(command(*base, "--replicas", "2").stdout)
     assert [rank["device"] for rank in plain["layout"]["ranks"]] == ["cuda:0", "cuda:1"]
