@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +31,13 @@ _SCALARS = (
     *("frames_per_s", "megapixels_per_s", "device_s_per_output"),
     *("latency_mean_s", "latency_p50_s", "latency_p95_s", "latency_p99_s"),
 )
+
+_SHORT = {
+    "text_encoding": "text",
+    "image_encoding": "image",
+    "denoising": "denoise",
+    "decoding": "decode",
+}
 
 
 def machine() -> dict[str, Any]:
@@ -80,7 +89,7 @@ def tables(results: Sequence[PointResult]) -> list[Table]:
     if any(result.figures["frames_per_s"] != result.rate for result in measured):
         gives["frames\n/s"] = "frames_per_s"
     speeds = [*gives, "effi-\nciency", "dev. s\n/output", "p50\ns", "p95\ns", "p99\ns"]
-    names = [f"{stage}\ns".replace("_", "\n", 1) for stage in stages]
+    names = [f"{_SHORT.get(stage, stage)}\ns" for stage in stages]
     costs = [*names, "busy", "bubble", "peak\nMB", "load\ns", "start\ns"]
     first, second = _table([*axes, "ranks"], speeds), _table([*axes, "ranks"], costs)
     best = best_of(measured) if len(measured) > 1 else None
@@ -91,12 +100,20 @@ def tables(results: Sequence[PointResult]) -> list[Table]:
         rates = [f"{found[name]:.4g}" for name in gives.values()]
         per_device = [_percent(result.efficiency), f"{found['device_s_per_output']:.3g}"]
         first.add_row(*at, *rates, *per_device, *latencies, style=style)
-        seconds = [f"{found['stage_s'].get(stage, 0):.3g}" for stage in stages]
+        seconds = [f"{found['stage_s'].get(stage, 0):.2g}" for stage in stages]
         shares = [_percent(busy_mean(result)), _percent(bubble_max(result))]
         start = [f"{found['load_s']:.1f}", f"{found['startup_s']:.1f}"]
         peak = f"{(peak_max(result) or 0) / 1e6:.0f}"
         second.add_row(*at, *seconds, *shares, peak, *start, style=style)
     return [first, second]
+
+
+def print_tables(results: Sequence[PointResult], console: Console) -> None:
+    """In full also where they are wider than the terminal: no figure is cut."""
+    for table in tables(results):
+        needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+        console.width = max(console.width, needed)
+        console.print(table, "")
 
 
 def _table(axes: Sequence[str], columns: Sequence[str]) -> Table:

@@ -21,7 +21,7 @@ from diffbatch.req import MicroBatch, Req
 RANDOM = "random"
 WARMUP = "bench-warmup"  # folder of the outputs that are not counted
 
-_SIZES = ("small", "medium", "large")
+_SIZES = ("small", "large")
 _COLOURS = ("red", "green", "blue", "yellow", "orange", "purple", "pink", "cyan")
 _SHAPES = ("circle", "square", "triangle", "star", "ring", "heart", "diamond", "cross")
 _BACKGROUNDS = ("white", "black", "gray", "yellow", "blue", "pink", "green")
@@ -115,7 +115,8 @@ def warmup_batches(batches: Sequence[MicroBatch], num: int, first: int = 0) -> l
 
 def random_prompts(num: int) -> list[str]:
     """`num` texts, always the same ones: sizes, colours, shapes and backgrounds."""
-    words = list(itertools.product(_SIZES, _COLOURS, _SHAPES, _BACKGROUNDS))
+    product = itertools.product(_SIZES, _COLOURS, _SHAPES, _BACKGROUNDS)
+    words = [chosen for chosen in product if chosen[1] != chosen[3]]
     texts = []
     for number in range(num):
         size, colour, shape, background = words[number * _STRIDE % len(words)]

@@ -152,8 +152,7 @@ def _measure(
 
 
 def _last_words(book: Book, console: Console, voice: _Voice) -> None:
-    for table in report.tables(book.results):
-        console.print(table, "")
+    report.print_tables(book.results, console)
     voice.say_all(report.remarks(book.results))
     for found in book.differences:
         voice.say(str(found), style="" if found.expected else "bold red")

@@ -9,6 +9,7 @@ from math import prod
 
 from diffbatch.errors import JobError
 from diffbatch.job.problems import suggestion
+from diffbatch.job.spec import DEGREES
 from diffbatch.plan.layout import AXES
 
 # What can be swept, and which key of the job file it is.
@@ -45,7 +46,10 @@ class Point:
 
     def job_keys(self) -> dict[str, int]:
         """The job file's keys that this point sets, by dotted path."""
-        return {JOB_KEYS[axis]: value for axis, value in self.settings.items()}
+        keys = {JOB_KEYS[axis]: value for axis, value in self.settings.items()}
+        if any(axis in DEGREES for axis in self.settings):
+            keys["parallel.auto"] = False  # which would choose the degrees itself
+        return keys
 
 
 def parse_sweeps(texts: Iterable[str]) -> tuple[Sweep, ...]:

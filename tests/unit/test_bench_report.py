@@ -87,16 +87,26 @@ def test_the_csv_has_a_line_per_point_and_the_same_columns_for_all(
 
 
 def test_the_tables_fit_a_narrow_terminal(results: list[PointResult]) -> None:
+    stages = ("text_encoding", "denoising", "decoding", "save")
+    for result in results[1:]:
+        result.figures["stage_s"] = dict.fromkeys(stages, 0.0718)
     console = Console(file=io.StringIO(), width=80)
-    for table in report.tables(results):
-        console.print(table)
+    report.print_tables(results, console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "outputs" in text
-    assert "denoising" in text
+    assert "denoise" in text
     assert report.tables([refused(1)]) == []
+
+
+def test_tables_that_do_not_fit_are_printed_in_full(results: list[PointResult]) -> None:
+    console = Console(file=io.StringIO(), width=20)
+    report.print_tables(results, console)
+    assert isinstance(console.file, io.StringIO)
+    assert "114.5" in console.file.getvalue()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in console.file.getvalue()
 
 
 def test_remarks_name_what_the_table_leaves_out(results: list[PointResult]) -> None:
