@@ -44,7 +44,7 @@ def test_a_rank_that_dies_is_started_again_and_nothing_is_made_twice(
     layout = ("--replicas", 1, "--pp", 2, "--cfg", 2)
     with command.running("run", uninterrupted.job, "--output", folder, *layout) as process:
         command.wait_until(lambda: len(command.workers(folder)) == 4, "workers")
-        command.wait_for_records(folder, 4, process)
+        command.wait_for_more_records(folder, 4, process)
         command.kill(command.workers(folder)[2])
         ended = command.finish(process)
     assert ended.code == 0, ended
