@@ -11,12 +11,26 @@ from diffbatch.cli import options as o
 
 _NUM_PROMPTS = 16
 
+JobFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="JOB", help="Job file; without one: --model and --prompts."),
+]
+Sweeps = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="An axis and its values, such as replicas=1,2,4; may be given again, and then "
+        "every combination is measured. Axes: replicas pp cfg tp ulysses ring in_flight "
+        "batch_size."
+    ),
+]
+Warmup = Annotated[
+    int,
+    typer.Option(min=0, help="How often every replica is filled with requests not counted."),
+]
+
 
 def bench(
-    job: Annotated[
-        Path | None,
-        typer.Argument(metavar="JOB", help="Job file; without one: --model and --prompts."),
-    ] = None,
+    job: JobFile = None,
     model: o.Model = None,
     prompts: Annotated[
         str | None, typer.Option("--prompts", help="A prompt file, or random (the default).")
@@ -24,18 +38,8 @@ def bench(
     num_prompts: Annotated[
         int, typer.Option(min=1, help="How many requests each point makes: the first ones.")
     ] = _NUM_PROMPTS,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="An axis and its values, such as replicas=1,2,4; may be given again, and then "
-            "every combination is measured. Axes: replicas pp cfg tp ulysses ring in_flight "
-            "batch_size."
-        ),
-    ] = None,
-    warmup: Annotated[
-        int,
-        typer.Option(min=0, help="How often every replica is filled with requests not counted."),
-    ] = 1,
+    sweep: Sweeps = None,
+    warmup: Warmup = 1,
     repeat: Annotated[int, typer.Option(min=1, help="Launches per point.")] = 1,
     height: o.Height = None,
     width: o.Width = None,
