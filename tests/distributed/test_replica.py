@@ -141,7 +141,7 @@ def test_a_request_that_fails_on_one_rank_costs_no_other(
         prompts=prompts,
         fault=(where, rank, step),
     )
-    outputs, results = _run(rank_pool, case)
+    outputs, _ = _run(rank_pool, case)
     spared = where in {"encode", "decode"} and not outputs["2"].startswith("error")
     if spared:  # encoding and decoding of one request happen on one rank only
         assert len(outputs["2"]) == 64
@@ -150,7 +150,6 @@ def test_a_request_that_fails_on_one_rank_costs_no_other(
     assert {k: v for k, v in outputs.items() if k != "2"} == {
         k: v for k, v in serial.items() if k != "2"
     }
-    assert max(result.seconds for result in results) < 20
 
 
 def test_a_failing_encode_or_decode_fails_somewhere(rank_pool: Pools, tiny: Tiny) -> None:
