@@ -11,16 +11,20 @@ import typer
 def sheet(
     run_folder: Annotated[Path, typer.Argument(help="The run folder.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Default: sheet.png beside the folder.")
+        Path | None,
+        typer.Option("--output", "-o", help="Default: NAME-sheet.png beside the run folder."),
     ] = None,
     columns: Annotated[int, typer.Option(min=1, help="Pictures in a row.")] = 4,
     width: Annotated[int, typer.Option(min=16, help="Pixels of one picture.")] = 192,
+    font: Annotated[
+        Path | None, typer.Option(help="A font file that has the prompts' characters.")
+    ] = None,
 ) -> None:
     """Put all pictures of a run on one sheet, with their prompts."""
     from diffbatch.errors import RunFolderError
     from diffbatch.output.sheet import SheetChoices, make_sheet
 
-    made = make_sheet(run_folder, SheetChoices(columns=columns, width_px=width))
+    made = make_sheet(run_folder, SheetChoices(columns=columns, width_px=width, font=font))
     path = output or run_folder.resolve().with_name(f"{run_folder.resolve().name}-sheet.png")
     try:
         made.save(path)

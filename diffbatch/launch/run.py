@@ -91,6 +91,12 @@ def carry_out(prepared: Prepared, choices: RunChoices, console: Console, work: W
         if folder.moved_aside is not None:
             _say(console, choices, f"the old run is now in {folder.moved_aside}")
         resume = folder.reconcile(reqs, retry_failed=choices.retry_failed)
+        if resume.retire:
+            num = len(resume.retire)
+            what = "1 file" if num == 1 else f"{num} files"
+            _say(
+                console, choices, f"{what} that the job does not ask for any more: now in retired/"
+            )
         batches = work_queue(
             reqs,
             resume.pending & selected,

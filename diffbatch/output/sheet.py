@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,12 @@ from diffbatch.output.manifest import read_manifest
 from diffbatch.req import Record
 
 _MAX_PIXELS = 80_000_000  # of a sheet; viewers and hosts refuse much larger pictures
-_GAP_PX, _LINES = 8, 3
+_GAP_PX, _LINES, _FONT_PX = 8, 3, 12
+_FONTS = ("NotoSansCJK-Regular.ttc", "DejaVuSans.ttf")  # more characters than Pillow's own
 _PAPER = (232, 232, 236)
+
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,7 @@ class SheetChoices:
 
     columns: int = 4
     width_px: int = 192  # of one picture
+    font: Path | None = None  # None: one of `_FONTS` that is installed, or Pillow's own
 
 
 def make_sheet(run_folder: Path, choices: SheetChoices) -> Image.Image:
@@ -33,17 +39,31 @@ def make_sheet(run_folder: Path, choices: SheetChoices) -> Image.Image:
     records.sort(key=lambda record: record.index)
     if not records:
         raise RunFolderError(f"{run_folder} holds no finished picture; run a job into it first")
-    cells = [_cell(run_folder, record, choices.width_px) for record in records]
+    font = _font(choices.font)
+    cells = [_cell(run_folder, record, choices.width_px, font) for record in records]
     return _arranged(cells, choices)
 
 
-def _cell(run_folder: Path, record: Record, width_px: int) -> Image.Image:
+def _font(path: Path | None) -> Font:
+    if path is not None:
+        try:
+            return ImageFont.truetype(path, _FONT_PX)
+        except OSError as error:
+            raise RunFolderError(
+                f"not a font that can be read: {error}", place=str(path)
+            ) from error
+    for name in _FONTS:
+        with suppress(OSError):  # not installed
+            return ImageFont.truetype(name, _FONT_PX)
+    return ImageFont.load_default(size=_FONT_PX)
+
+
+def _cell(run_folder: Path, record: Record, width_px: int, font: Font) -> Image.Image:
     picture = _first_frame(run_folder / record.file)
     height_px = max(1, round(picture.height * width_px / picture.width))
     # Small pictures are shown as they are, pixel by pixel.
     enlarged = width_px >= picture.width
     resample = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
-    font = ImageFont.load_default(size=12)
     line_px = 15
     cell = Image.new("RGB", (width_px, height_px + _LINES * line_px + 4), _PAPER)
     cell.paste(picture.resize((width_px, height_px), resample), (0, 0))
