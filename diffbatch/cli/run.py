@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -41,6 +42,7 @@ def run(
 
     from diffbatch.launch.inside import inside_torchrun, run_inside
     from diffbatch.launch.run import RunChoices, run_job
+    from diffbatch.terminal import LastingStream
 
     prepared = options.prepare()
     choices = RunChoices(
@@ -54,4 +56,5 @@ def run(
         quiet=quiet,
     )
     act = run_inside if inside_torchrun() else run_job
-    raise typer.Exit(act(prepared, choices, Console()))
+    console = Console(file=LastingStream(sys.stdout))  # type: ignore[arg-type]
+    raise typer.Exit(act(prepared, choices, console))

@@ -12,6 +12,8 @@ from diffbatch.launch.prepare import Prepared
 from diffbatch.plan.layout import Layout, parse_devices
 from diffbatch.plan.memory import describe, memory_problem
 
+_MAX_RANKS = 1024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -101,6 +103,11 @@ def _with_replicas(
     if asked == "auto":
         return replace(group, replicas=auto_replicas(prepared.facts, num_batches, group.group_size))
     layout = replace(group, replicas=int(asked))
+    if layout.world_size > _MAX_RANKS:
+        raise PlanError(
+            f"{layout.describe()} ranks are more than {_MAX_RANKS}; lower --replicas",
+            place="parallel.replicas",
+        )
     if named is None and 0 < num_gpus() < layout.world_size:
         raise PlanError(
             f"{layout.describe()} ranks need as many GPUs, and there are {num_gpus()}; lower a "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
 from diffbatch.errors import RunFolderError
 from diffbatch.output.formats import suffix_of
@@ -17,6 +18,7 @@ from diffbatch.req import Record
 
 _MAX_PIXELS = 80_000_000  # of a sheet; viewers and hosts refuse much larger pictures
 _GAP_PX, _LINES, _FONT_PX = 8, 3, 12
+_MARK = "diffbatch sheet"
 _FONTS = ("NotoSansCJK-Regular.ttc", "DejaVuSans.ttf")  # more characters than Pillow's own
 _PAPER = (232, 232, 236)
 
@@ -31,6 +33,23 @@ class SheetChoices:
     columns: int = 4
     width_px: int = 192  # of one picture
     font: Path | None = None  # None: one of `_FONTS` that is installed, or Pillow's own
+
+
+def save_sheet(sheet: Image.Image, path: Path) -> None:
+    """Write the sheet as a PNG that `check_replaceable` knows again."""
+    info = PngInfo()
+    info.add_text("Software", _MARK)
+    sheet.save(path, format="PNG", pnginfo=info)
+
+
+def check_replaceable(path: Path) -> None:
+    """RunFolderError when `path` exists and is not a sheet that we made: nothing is overwritten."""
+    if not path.exists():
+        return
+    with suppress(OSError), Image.open(path) as picture:
+        if picture.info.get("Software") == _MARK:
+            return
+    raise RunFolderError("exists and is no sheet of ours; choose another --output", place=str(path))
 
 
 def make_sheet(run_folder: Path, choices: SheetChoices) -> Image.Image:

@@ -9,7 +9,7 @@ import pytest
 
 from diffbatch.errors import RunFolderError
 from diffbatch.output.manifest import merge
-from diffbatch.output.sheet import SheetChoices, make_sheet
+from diffbatch.output.sheet import SheetChoices, check_replaceable, make_sheet, save_sheet
 from diffbatch.output.writer import OutputWriter
 from tests.unit.output_helpers import batch_of, config, make_req
 
@@ -47,3 +47,16 @@ def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
 def test_a_sheet_that_no_viewer_opens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="more than 80000000; lower --width"):
         make_sheet(_run_folder(tmp_path, ["0.png"]), SheetChoices(width_px=20_000))
+
+
+def test_only_a_sheet_is_overwritten(tmp_path: Path) -> None:
+    folder = _run_folder(tmp_path / "run", ["0.png"])
+    sheet = make_sheet(folder, SheetChoices())
+    check_replaceable(tmp_path / "new.png")
+    save_sheet(sheet, tmp_path / "new.png")
+    check_replaceable(tmp_path / "new.png")
+    with pytest.raises(RunFolderError, match="is no sheet of ours"):
+        check_replaceable(folder / "0.png")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="is no sheet of ours"):
+        check_replaceable(tmp_path / "notes.txt")
