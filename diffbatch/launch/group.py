@@ -40,7 +40,7 @@ class WorkerGroup:
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._link: SocketLink | None = None
         self._feed = Feed(())
-        self._stopping = False
+        self._stopping = self._stop_said = False
         self._num_ranks = spec.layout.world_size
         self._num_ready = 0
         self._log_folder = spec.run_folder / "logs"
@@ -114,6 +114,9 @@ class WorkerGroup:
         self._listener.close()
 
     def _next_event(self) -> Message | None:
+        if self._stopping and not self._stop_said:  # at once, however many events still come
+            self._stop_said = True
+            self._say({"op": "stop"})
         try:
             return self._events.get(timeout=_TURN_S)
         except queue.Empty:
