@@ -27,7 +27,7 @@ from diffbatch.launch.run import worker_spec
 from diffbatch.output.folder import RunFolder
 from diffbatch.plan.batches import work_queue
 
-_PARAMS = {"height": 128, "width": 128, "num_frames": 5, "num_inference_steps": 4}
+_SIZE = {"height": 128, "width": 128, "num_frames": 5}
 
 
 @dataclass
@@ -46,16 +46,16 @@ class Point:
         return min(self.seconds) / self.num_prompts
 
 
-def measure(point: Point, model: Path, folder: Path) -> None:
+def measure(point: Point, model: Path, folder: Path, params: dict[str, float]) -> None:
     """Launch, make one request per replica to warm up, then time the others."""
     prompts = [f"prompt number {k}" for k in range(point.num_prompts)]
     keys = {f"parallel.{axis}": degree for axis, degree in point.parallel.items()}
     keys |= {"model": str(model), "output": str(folder), "format": "npy"}
-    prepared = prepare(None, prompts, CommandLine(keys=keys, params=_PARAMS))
+    prepared = prepare(None, prompts, CommandLine(keys=keys, params=params))
     reqs = list(prepared.reqs())
     with RunFolder(folder) as run_folder, _workers(prepared, len(reqs)) as group:
         run_folder.reconcile(reqs)
-        warm = list(prepare(None, ["warm up"] * 4, CommandLine(keys=keys, params=_PARAMS)).reqs())
+        warm = list(prepare(None, ["warm up"] * 4, CommandLine(keys=keys, params=params)).reqs())
         _time(group, prepared, warm)
         point.seconds.append(_time(group, prepared, reqs))
         for event in group.end():
@@ -85,6 +85,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--guidance", type=float, default=5.0, help="1 is one branch per request")
+    parser.add_argument("--only", default="", help="points whose name holds this text")
     options = parser.parse_args()
     num = options.prompts
     points = [
@@ -98,19 +101,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         model = Path(work, "model")
         make_checkpoint(model, num_layers=options.layers, num_heads=options.heads)
+        params = {
+            **_SIZE,
+            "num_inference_steps": options.steps,
+            "guidance_scale": options.guidance,
+        }
+        chosen = [point for point in points if options.only in point.name]
+        if options.guidance <= 1:
+            chosen = [point for point in chosen if "cfg" not in point.parallel]
         for number in range(options.rounds):
-            for at, point in enumerate(points):
-                measure(point, model, Path(work, f"{number}-{at}"))
+            for at, point in enumerate(chosen):
+                measure(point, model, Path(work, f"{number}-{at}"), params)
                 print(f"round {number}: {point.name}: {point.seconds[-1]:.2f} s", flush=True)
     one, three, four, replicas, serial, cfg = points
     print("\n| point | s per request | busy share by rank |\n|---|---|---|")
-    for point in points:
+    for point in chosen:
         busy = " ".join(f"{share:.2f}" for _, share in sorted(point.busy.items()))
         print(f"| {point.name} | {point.best_s:.2f} | {busy} |")
-    best = min(three.best_s, four.best_s)
-    print(f"\npp 2 interleaved against 1 in flight: {one.best_s / best:.2f}x")
-    print(f"pp 2 interleaved against 2 replicas: {replicas.best_s / best:.2f}x")
-    print(f"latency of one request, cfg 2 against 1 rank: {serial.best_s / cfg.best_s:.2f}x")
+    if {one.name, three.name, four.name, replicas.name} <= {point.name for point in chosen}:
+        best = min(three.best_s, four.best_s)
+        print(f"\npp 2 interleaved against 1 in flight: {one.best_s / best:.2f}x")
+        print(f"pp 2 interleaved against 2 replicas: {replicas.best_s / best:.2f}x")
+    if cfg in chosen and serial in chosen:
+        print(f"latency of one request, cfg 2 against 1 rank: {serial.best_s / cfg.best_s:.2f}x")
 
 
 if __name__ == "__main__":
