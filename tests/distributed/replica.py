@@ -100,6 +100,14 @@ def run_replica(case: Case) -> Result:
     return Result(outputs=sink.outputs, sent=sent, forwards=forwards)
 
 
+def communicators(layout: dict[str, int]) -> dict[str, str | None]:
+    """The names of this rank's process groups, by what they are for."""
+    groups = make_groups(Layout(**layout), dist.get_rank(), torch.device("cpu"), 20.0)
+    kinds = ("forward_in", "forward_out", "feedback", "guidance", "replica", "finals")
+    found = {kind: getattr(groups, kind) for kind in kinds}
+    return {kind: None if group is None else group.group_name for kind, group in found.items()}
+
+
 def _batches(case: Case) -> list[MicroBatch]:
     params = SamplingParams(**case.params)
     reqs = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.replica import BAD, Case, Result, run_replica
+from tests.distributed.replica import BAD, Case, Result, communicators, run_replica
 from tests.distributed.spawn import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
@@ -191,3 +191,16 @@ def test_a_rank_that_hangs_is_given_up_within_the_limit(rank_pool: Pools, tiny: 
     case = _case(tiny, "wan", layout={"pp": 2}, fault=("hang", 1, 0), timeout_s=3.0)
     with pytest.raises(RankError, match="CommError: "):
         rank_pool(2).run(run_replica, case, timeout_s=60)
+
+
+def test_every_kind_of_traffic_has_a_communicator_of_its_own(rank_pool: Pools) -> None:
+    """Above all forward and feedback, which two ranks use in opposite orders."""
+    ranks = rank_pool(4).run(communicators, {"pp": 2, "cfg": 2})
+    for names in ranks:
+        own = [name for name in names.values() if name is not None]
+        assert len(set(own)) == len(own) == 5
+    # Ranks 0 and 2 are one chain, 1 and 3 the other; cfg is the faster axis.
+    for first, last in ((ranks[0], ranks[2]), (ranks[1], ranks[3])):
+        assert first["forward_in"] is None
+        assert last["forward_out"] is None
+        assert first["forward_out"] == last["forward_in"] != first["feedback"] == last["feedback"]
