@@ -58,6 +58,12 @@ def group_layout(
     if asked.auto:
         replicas = 1 if asked.replicas == "auto" else int(asked.replicas)
         return _auto_group(prepared, max(num_devices // replicas, 1), named)
+    if asked.pp_partition and layout.pp == 1:
+        raise PlanError(
+            f"{asked.pp_partition} shares blocks out over pipeline ranks, and pp is 1; add --pp or "
+            "leave it out",
+            place="parallel.pp_partition",
+        )
     if problems := layout_problems(prepared, layout):
         raise PlanError(problems)
     return layout, ()

@@ -177,3 +177,8 @@ def planned(job: Path, *options: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.output)
     return found
+
+
+def test_a_partition_without_pipeline_ranks_is_refused(job: Path) -> None:
+    with pytest.raises(PlanError, match="4,4 shares blocks out over pipeline ranks, and pp is 1"):
+        make_plan(prepared_of(job, parallel__pp_partition="4,4"))
