@@ -11,12 +11,18 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from diffbatch.launch.devices import num_gpus
+
 _SHUTDOWN_S = 10  # torchrun: from SIGTERM to SIGKILL of its workers
+_FORKING = "diffbatch.worker.agent"
 _EXIT_CODE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 
 
 class Torchrun:
-    """One `python -m torch.distributed.run` on this host, in a session of its own.
+    """One torchrun on this host, in a session of its own.
+
+    CPU ranks are forks of it, made after the imports (`worker/agent.py`); GPU ranks are processes
+    of their own, as CUDA needs them.
 
     A session of its own keeps the terminal's Ctrl-C away from the workers: the parent decides how
     they end. Standalone rendezvous picks a free port, so runs on one host never clash.
@@ -33,7 +39,9 @@ class Torchrun:
     ) -> None:
         self._log_path = log_path
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(sys.executable, "-m", "torch.distributed.run" if num_gpus() else _FORKING),
+            # What --standalone means, spelt out.
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "local"),
             *("--nproc-per-node", str(num_ranks), "--max-restarts", str(max_restarts)),
             *("--shutdown-timeout", str(_SHUTDOWN_S), "--monitor-interval", "0.2"),
             *("-m", "diffbatch.worker.main", *arguments),

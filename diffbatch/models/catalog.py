@@ -27,6 +27,7 @@ class Line:
     square of latent pixels that becomes one token outside the transformer's own patching.
     """
 
+    family: str  # diffusers' name of it, in MODULAR_PIPELINE_MAPPING
     modality: Modality
     params: frozenset[str]
     defaults: Mapping[str, Any]
@@ -37,6 +38,7 @@ class Line:
 
 LINES: dict[str, Line] = {
     "WanPipeline": Line(
+        family="wan",
         modality="video",
         params=_TEXT_TO_VIDEO | {"negative_prompt", "guidance_scale_2"},
         defaults={
@@ -51,12 +53,14 @@ LINES: dict[str, Line] = {
         guided=True,
     ),
     "StableDiffusion3Pipeline": Line(
+        family="stable-diffusion-3",
         modality="image",
         params=_TEXT_TO_IMAGE | {"negative_prompt"},
         defaults={"num_inference_steps": 28, "guidance_scale": 7.0, "max_sequence_length": 256},
         guided=True,
     ),
     "FluxPipeline": Line(
+        family="flux",
         modality="image",
         params=_TEXT_TO_IMAGE,
         defaults={"num_inference_steps": 28, "guidance_scale": 3.5, "max_sequence_length": 512},

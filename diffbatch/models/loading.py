@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from diffbatch.errors import PlanError
+from diffbatch.models.catalog import LINES
 from diffbatch.models.segment import LoadFacts, load_segment
 from diffbatch.models.weights import SHARED_OUT
 from diffbatch.parallel.cut import CutModel
@@ -63,7 +64,6 @@ def load_pipeline(spec: LoadSpec, device: torch.device) -> LoadedModel:
     Called once per worker process. Weights come from safetensors files only, and no code of the
     model folder is run. A component that fails to load is a PlanError that names it.
     """
-    from diffusers import ModularPipeline
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
@@ -71,7 +71,7 @@ def load_pipeline(spec: LoadSpec, device: torch.device) -> LoadedModel:
     diffusers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    pipeline = ModularPipeline.from_pretrained(str(spec.folder))
+    pipeline = _modular_pipeline(spec.folder)
     dtype = pick_dtype(spec.dtype, device)
     loaded: dict[str, Any] = {}
     cuts: dict[str, CutModel] = {}
@@ -119,6 +119,19 @@ def spread(model: LoadedModel, groups: Groups, *, uneven: bool) -> None:
             device=groups.device,
             uneven=uneven,
         )
+
+
+def _modular_pipeline(folder: Path) -> Any:
+    """The modular pipeline of the folder's class, as diffusers maps it, without its components.
+
+    `ModularPipeline.from_pretrained` finds the same class, but imports every pipeline for it.
+    """
+    import diffusers
+    from diffusers.modular_pipelines.modular_pipeline import MODULAR_PIPELINE_MAPPING
+
+    config = diffusers.DiffusionPipeline.load_config(str(folder))
+    name = MODULAR_PIPELINE_MAPPING[LINES[config["_class_name"]].family](config)
+    return getattr(diffusers, name)(pretrained_model_name_or_path=str(folder))
 
 
 def _load_component(component: Any, dtype: torch.dtype, variant: str | None) -> Any:

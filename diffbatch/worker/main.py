@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -51,10 +52,12 @@ class RankEnv:
         )
 
 
-def main() -> None:
-    """Entry of a launched worker: everything it prints goes to logs/rank-N.log."""
-    spec = WorkerSpec.from_json(sys.argv[1])
+def serve(text: str) -> None:
+    """A launched worker: everything it prints goes to logs/rank-N.log. `text` is a WorkerSpec."""
+    spec = WorkerSpec.from_json(text)
     env = RankEnv.read()
+    _forget_handlers()
+    _show_rank(env.rank)
     hold_lifeline(spec.parent_pid)
     keep_log(spec, env)
     link = connect(spec.link) if env.rank == 0 and spec.link is not None else None
@@ -264,5 +267,17 @@ def _redirect_output(path: Path) -> None:
     os.close(descriptor)
 
 
+def _forget_handlers() -> None:
+    """A fork of the agent has the agent's handlers, which raise wherever the worker may be."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _show_rank(rank: int) -> None:
+    """Let ps and top tell the ranks apart, where the kernel offers that."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(f"diffbatch-r{rank}", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    main()
+    serve(sys.argv[1])

@@ -127,17 +127,15 @@ def wait_for_more_records(folder: Path, more: int, process: subprocess.Popen[str
 
 
 def workers(folder: Path) -> dict[int, int]:
-    """Rank -> process id of the workers of a run, as their environment says."""
+    """Rank -> process id of the workers of a run, as their process names say."""
     found = {}
-    for pid, arguments in processes(folder).items():
-        if b"diffbatch.worker.main" in arguments and b"torch.distributed.run" not in arguments:
-            try:
-                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            ranks = [v.partition(b"=")[2] for v in variables if v.startswith(b"RANK=")]
-            if ranks:
-                found[int(ranks[0])] = pid
+    for pid in processes(folder):
+        try:
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError:
+            continue
+        if name.startswith("diffbatch-r"):
+            found[int(name.removeprefix("diffbatch-r"))] = pid
     return found
 
 

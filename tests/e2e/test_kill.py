@@ -66,4 +66,4 @@ def test_parent_killed_at_three_moments(uninterrupted: Uninterrupted, tmp_path: 
 
 
 def _torchrun(folder: Path) -> bool:
-    return any(b"torch.distributed.run" in line for line in command.processes(folder).values())
+    return any(b"diffbatch.worker.agent" in line for line in command.processes(folder).values())
