@@ -17,6 +17,7 @@ from diffusers.modular_pipelines.modular_pipeline import (
 )
 from PIL import Image
 
+from diffbatch.models.loading import TRANSFORMERS
 from diffbatch.parallel.cut import CutModel
 from diffbatch.pipeline.decoding import DecodingStage
 from diffbatch.pipeline.denoising import DenoisingStage
@@ -87,6 +88,12 @@ class ComposedPipeline:
             values["image"] = Image.open(req.params.image).convert("RGB")
         known = {name: value for name, value in values.items() if name in self._inputs}
         return {name: value for name, value in known.items() if value is not None}
+
+    @property
+    def transformers(self) -> list[torch.nn.Module]:
+        """The transformers as loaded: all their modules, or of a cut one this rank's."""
+        found = [getattr(self._modular, name, None) for name in TRANSFORMERS]
+        return [model for model in found if model is not None]
 
     @property
     def encoding_components(self) -> Components:

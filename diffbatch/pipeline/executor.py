@@ -22,6 +22,7 @@ from diffbatch.pipeline.composed import ComposedPipeline
 from diffbatch.pipeline.encoder import TeamEncoder
 from diffbatch.pipeline.flight import Failure, Finished, Flight, Turn
 from diffbatch.pipeline.join import Encoded, groups_of_equal_shape, join
+from diffbatch.pipeline.reuse import TextReuse
 from diffbatch.req import MicroBatch, OutputBatch
 
 _log = get_logger(__name__)
@@ -49,6 +50,7 @@ class ParallelExecutor:
         self._device = device
         self._team = team
         self._encoder = TeamEncoder(pipeline, team)
+        self._reuse = TextReuse(pipeline.transformers)
         self._flights: list[Flight] = []
         self._landed: list[Flight] = []  # waiting for their decoder's attention
         self._num_admitted = 0
@@ -202,7 +204,7 @@ class ParallelExecutor:
             return
         done = flight.loop.done
         try:
-            with flight.clock.measure(flight.stages.denoise.name):
+            with flight.clock.measure(flight.stages.denoise.name), self._reuse.using(flight.memo):
                 flight.step()
         except CommError:
             raise

@@ -12,6 +12,7 @@ from diffbatch.parallel.lane import Lane
 from diffbatch.pipeline.clock import StageClock
 from diffbatch.pipeline.composed import Stages
 from diffbatch.pipeline.denoising import DenoiseLoop
+from diffbatch.pipeline.reuse import Memo
 from diffbatch.pipeline.stage import Components
 from diffbatch.req import MicroBatch, OutputBatch, Req
 
@@ -30,6 +31,7 @@ class Flight:
     clock: StageClock
     decode_place: int  # which rank of the team decodes it
     before: dict[str, Any]  # the state's values when denoising began
+    memo: Memo = field(default_factory=Memo)
     lane: Lane | None = None  # None where nothing is exchanged per step
     latents: tuple[str, ...] = ()  # names in the loop's state that a step replaces
     failed: bool = False  # on this rank

@@ -6,6 +6,8 @@ transformer and width F of its feed-forward (F / tp on a rank), a block has at m
 normed copy, queries, keys, values and their rotated copies, or the feed-forward before and after
 its activation. Attention is taken to be a fused kernel, which never holds its matrix of scores.
 Pipeline ranks hold besides two buffers of T x D for each branch of each micro-batch in flight.
+Cross attention keeps keys and values of the text from step to step, up to `KEPT_TEXT_BYTES` for
+each micro-batch in flight.
 
 Decoding: the last stage of the VAE dominates. At full resolution, with C channels (the second level
 of its widths), a picture VAE has 3 C numbers per pixel alive, a causal video VAE, which decodes one
@@ -25,10 +27,14 @@ from typing import Any
 from diffbatch.plan.layout import Layout
 from diffbatch.plan.memory import ComponentWeights
 
+KEPT_TEXT_BYTES = 256 * 1024**2
+"""What one micro-batch may keep of what its text alone leads to, see `pipeline/reuse.py`."""
 _PER_WIDTH, _PER_INNER = 10, 2
 _PICTURE_VAE = 3
 _CLIP_VAE, _CLIP_VAE_PER_FRAME = 4, 6
 _COLORS, _FP32_BYTES = 3, 4
+_CROSS_KEY = ".attn2.to_k.weight"
+_KEPT_PER_LAYER = 3  # keys, normed keys, values
 _MODULATIONS = ("norm", "mod", "ada", "embed")
 
 
@@ -53,6 +59,7 @@ class Widths:
     inner: int = 0
     decoder: int = 0  # channels of the VAE next to full resolution
     frames_per_latent: int = 1
+    cross_layers: int = 0  # blocks that attend to a text which no block changes
 
 
 def widths_of(
@@ -70,6 +77,7 @@ def widths_of(
         inner=inner,
         decoder=_decoder_width(vae),
         frames_per_latent=temporal_multiple,
+        cross_layers=sum(key.endswith(_CROSS_KEY) for key in weights.tensors) if weights else 0,
     )
 
 
@@ -86,10 +94,17 @@ def _denoising_bytes(widths: Widths, work: Work, layout: Layout, item_bytes: int
     tokens = work.batch_size * (-(-work.picture_tokens // sequence) + work.text_tokens)
     inner = widths.inner // layout.tp
     alive = tokens * (_PER_WIDTH * widths.model + _PER_INNER * inner)
+    branches = -(-work.branches // layout.cfg)
     if layout.pp > 1:
-        branches = -(-work.branches // layout.cfg)
         alive += 2 * work.flights * branches * tokens * widths.model
-    return alive * item_bytes
+    return alive * item_bytes + work.flights * _kept_bytes(widths, work, branches, item_bytes)
+
+
+def _kept_bytes(widths: Widths, work: Work, branches: int, item_bytes: int) -> int:
+    """What a micro-batch keeps of its text between steps, at most."""
+    text = work.batch_size * work.text_tokens * widths.model
+    kept = text * (_KEPT_PER_LAYER * widths.cross_layers + 1) * branches * item_bytes
+    return min(kept, KEPT_TEXT_BYTES) if widths.cross_layers else 0
 
 
 def _decoding_bytes(widths: Widths, work: Work, item_bytes: int) -> int:
