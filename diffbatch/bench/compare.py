@@ -18,7 +18,7 @@ class Made:
 
     point: int
     label: str
-    settings: Mapping[str, int]  # layout degrees and batch size, whether swept or not
+    settings: Mapping[str, int | str]  # layout degrees and batch size, whether swept or not
     files: Mapping[int, tuple[str, Path]]
 
 

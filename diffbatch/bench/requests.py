@@ -84,7 +84,7 @@ class Task:
         return self.prepared.job.spec.parallel.in_flight
 
     @property
-    def settings(self) -> dict[str, int]:
+    def settings(self) -> dict[str, int | str]:
         """Every degree, swept or not, and the batch size."""
         degrees = {name: getattr(self.layout, name) for name in Layout.__dataclass_fields__}
         return {**degrees, "batch_size": self.prepared.batch_size}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from diffbatch.bench.measure import Figures, efficiency
+from diffbatch.plan.facts import BatchSize
 
 Status = Literal["waiting", "ok", "refused", "failed"]
 
@@ -23,7 +24,7 @@ class PointResult:
     layout: Mapping[str, int] = field(default_factory=dict)  # every degree
     world_size: int = 0
     in_flight: int = 0
-    batch_size: int = 0
+    batch_size: BatchSize = 0
     num_micro_batches: int = 0
     notes: Sequence[str] = ()
     folders: list[str] = field(default_factory=list)  # run folders, relative to the bench folder

@@ -50,9 +50,8 @@ def _show(found: dict[str, Any], console: Console) -> None:
     console.print(
         text(
             f"{counted(found['requests'], 'request')} ({found['duplicates']} repeated), "
-            f"{counted(found['micro_batches'], 'micro-batch', 'micro-batches')} of up to "
-            f"{found['batch_size']} "
-            f"-> {found['output']}"
+            f"{counted(found['micro_batches'], 'micro-batch', 'micro-batches')} (batch_size "
+            f"{found['batch_size']}) -> {found['output']}"
         )
     )
     if found["ignored"]:
@@ -68,11 +67,12 @@ def _show(found: dict[str, Any], console: Console) -> None:
             str(req["index"]), str(req["seed"]), text(req["file"]), text(_short(req["prompt"]))
         )
     console.print(first)
-    shapes = table("Micro-batches", "number", "branches", "tokens", "parameters")
+    shapes = table("Micro-batches", "number", "requests", "branches", "tokens", "parameters")
     for shape in found["shapes"]:
         params = ", ".join(f"{name} {value}" for name, value in shape["params"].items())
         shapes.add_row(
-            str(shape["micro_batches"]), str(shape["branches"]), str(shape["tokens"]), text(params)
+            *(str(shape[name]) for name in ("micro_batches", "batch_size", "branches", "tokens")),
+            text(params),
         )
     console.print(shapes)
     weights = table(f"Weights of {model['name']} ({model['class']})", "component", "class", "MB")

@@ -47,7 +47,7 @@ def _check_seed(value: Any) -> Any:
     return value
 
 
-def _check_replicas(value: Any) -> Any:
+def _check_auto_or_count(value: Any) -> Any:
     if value == "auto" or (type(value) is int and value >= 1):
         return value
     raise ValueError(f"must be auto or a whole number from 1 on, found {value!r}")
@@ -184,8 +184,8 @@ DEGREES = ("pp", "cfg", "tp", "ulysses", "ring")  # of one replica
 class Parallel(_Strict):
     """How ranks are laid out. The product of all is the number of processes."""
 
-    replicas: Annotated[Literal["auto"] | PositiveInt, BeforeValidator(_check_replicas)] = Field(
-        default="auto", description="Copies of the model that work side by side."
+    replicas: Annotated[Literal["auto"] | PositiveInt, BeforeValidator(_check_auto_or_count)] = (
+        Field(default="auto", description="Copies of the model that work side by side.")
     )
     pp: PositiveInt = Field(default=1, description="Pipeline parallel: layers cut over ranks.")
     pp_partition: str | None = Field(
@@ -229,7 +229,9 @@ class JobSpec(_Strict):
     format: Format | None = Field(
         default=None, description="Default: png for pictures, mp4 for clips."
     )
-    batch_size: PositiveInt = Field(default=1, description="Requests in one forward at most.")
+    batch_size: Annotated[Literal["auto"] | PositiveInt, BeforeValidator(_check_auto_or_count)] = (
+        Field(default=1, description="Requests in one forward at most; auto: by their tokens.")
+    )
     defaults: Defaults = Defaults()
     prompts: list[Entry] = Field(min_length=1, description="Texts, mappings, or prompt files.")
     parallel: Annotated[

@@ -135,7 +135,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
 def _work(prepared: Prepared, layout: Layout) -> Work:
     flights = prepared.job.spec.parallel.in_flight or (layout.pp + 1 if layout.pp > 1 else 1)
     return Work(
-        batch_size=prepared.batch_size,
+        batch_size=max(prepared.batch_sizes, default=1),
         branches=2 if prepared.facts.guided else 1,
         picture_tokens=max(prepared.picture_lengths, default=0),
         text_tokens=max(prepared.text_lengths, default=0),

@@ -14,7 +14,7 @@ from diffbatch.launch.prepare import Prepared
 from diffbatch.output.folder import look
 from diffbatch.output.layout import is_run_folder
 from diffbatch.output.resume import Selection, select
-from diffbatch.plan.batches import micro_batches, num_branches, num_tokens
+from diffbatch.plan.batches import batch_size_of, micro_batches, num_branches, num_tokens
 from diffbatch.plan.memory import describe
 from diffbatch.req import Req, SamplingParams
 
@@ -118,6 +118,7 @@ def _shapes(prepared: Prepared, shapes: Counter[SamplingParams]) -> list[dict[st
             "params": params.as_dict(),
             "branches": num_branches(params, prepared.facts),
             "tokens": num_tokens(params, prepared.facts),
+            "batch_size": batch_size_of(params, prepared.batch_size, prepared.facts),
             "micro_batches": count,
         }
         for params, count in shapes.most_common(_NUM_SHAPES)

@@ -19,9 +19,9 @@ from diffbatch.models.resolve import resolve_model
 from diffbatch.models.schedulers import scheduler_problem
 from diffbatch.output.formats import check_size
 from diffbatch.output.layout import is_reserved
-from diffbatch.plan.batches import num_tokens
+from diffbatch.plan.batches import batch_size_of, num_tokens
 from diffbatch.plan.checks import cfg_problems, effective, param_problems, without_effect
-from diffbatch.plan.facts import ModelFacts, model_key
+from diffbatch.plan.facts import BatchSize, ModelFacts, model_key
 from diffbatch.req import Req, SamplingParams
 
 
@@ -49,10 +49,11 @@ class Prepared:
     picture_lengths: set[int] = field(default_factory=set)
     text_lengths: set[int] = field(default_factory=set)
     sizes: set[tuple[int, int, int]] = field(default_factory=set)  # (height, width, frames)
+    batch_sizes: set[int] = field(default_factory=set)  # what `batch_size` comes to
 
     @property
-    def batch_size(self) -> int:
-        """Reqs per micro-batch."""
+    def batch_size(self) -> BatchSize:
+        """Reqs per micro-batch, as the job says it."""
         return self.job.spec.batch_size
 
     def reqs(self) -> Iterator[Req]:
@@ -89,6 +90,7 @@ class Prepared:
         )
         self.picture_lengths.add(num_tokens(params, self.facts))
         self.text_lengths.add(params.max_sequence_length or 0)
+        self.batch_sizes.add(batch_size_of(params, self.batch_size, self.facts))
         self.sizes.add((params.height or 0, params.width or 0, params.num_frames or 1))
         return effective(params, self.facts)
 

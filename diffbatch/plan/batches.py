@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
-from diffbatch.plan.facts import ModelFacts
+from diffbatch.plan.facts import AUTO_REQS, AUTO_TOKENS, BatchSize, ModelFacts
 from diffbatch.req import MicroBatch, Req, SamplingParams
 
 
@@ -14,13 +14,24 @@ def forward_key(params: SamplingParams) -> SamplingParams:
     return replace(params, negative_prompt=None, image=None, image_sha256=None, fps=None)
 
 
+def batch_size_of(params: SamplingParams, batch_size: BatchSize, facts: ModelFacts) -> int:
+    """How many Reqs of this kind go through one forward, at most.
+
+    "auto" fills a forward up to AUTO_TOKENS picture tokens: beyond, a batch wins nothing and holds
+    more memory. It knows neither machine nor layout, so that pixels do not depend on them.
+    """
+    if batch_size != "auto":
+        return batch_size
+    return max(1, min(AUTO_REQS, AUTO_TOKENS // num_tokens(params, facts)))
+
+
 def micro_batches(
-    reqs: Iterable[Req], batch_size: int, facts: ModelFacts
+    reqs: Iterable[Req], batch_size: BatchSize, facts: ModelFacts
 ) -> Iterator[tuple[tuple[Req, ...], float]]:
     """Yield (Reqs, cost) for each micro-batch, in the order in which they fill up.
 
     Reqs keep their order inside a bucket of equal `forward_key`, so equal prompts stay together.
-    Holds no more than `batch_size - 1` Reqs per bucket.
+    Holds no more than one Req less than a micro-batch per bucket.
     """
     open_buckets: dict[SamplingParams, list[Req]] = {}
     keys: dict[SamplingParams, SamplingParams] = {}
@@ -30,8 +41,8 @@ def micro_batches(
             key = keys[req.params] = forward_key(req.params)
         bucket = open_buckets.setdefault(key, [])
         bucket.append(req)
-        if len(bucket) == batch_size:
-            yield tuple(bucket), batch_size * cost(key, facts)
+        if len(bucket) == batch_size_of(key, batch_size, facts):
+            yield tuple(bucket), len(bucket) * cost(key, facts)
             bucket.clear()
     for key, bucket in open_buckets.items():
         if bucket:
@@ -39,7 +50,7 @@ def micro_batches(
 
 
 def work_queue(
-    reqs: Iterable[Req], todo: Container[str], *, batch_size: int, facts: ModelFacts
+    reqs: Iterable[Req], todo: Container[str], *, batch_size: BatchSize, facts: ModelFacts
 ) -> list[MicroBatch]:
     """The micro-batches that hold at least one id of `todo`, dearest first.
 

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 Modality = Literal["image", "video"]
+BatchSize = int | Literal["auto"]
+
+AUTO_TOKENS, AUTO_REQS = 4096, 8
+"""What `batch_size: auto` puts into one forward at most: picture tokens, and Reqs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +47,11 @@ class ModelFacts:
         return sum(component.weight_bytes for component in self.components)
 
 
-def model_key(facts: ModelFacts, *, dtype: str, scheduler: str, batch_size: int) -> str:
+def model_key(facts: ModelFacts, *, dtype: str, scheduler: str, batch_size: BatchSize) -> str:
     """The model's part of a Req id: the weights and how they are run.
 
     `scheduler` is canonical JSON of the job's choice ("" keeps the folder's own). The batch size
     counts because a batched forward rounds differently.
     """
-    return "|".join((facts.fingerprint, dtype, scheduler, str(batch_size)))
+    size = f"auto-{AUTO_TOKENS}-{AUTO_REQS}" if batch_size == "auto" else str(batch_size)
+    return "|".join((facts.fingerprint, dtype, scheduler, size))

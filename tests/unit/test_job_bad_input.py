@@ -49,7 +49,10 @@ from tests.unit.job_kit import make, wrong
         ("prompts: [a]\noutput: [x]", "output: must be text, found ['x'] (a list)"),
         ("prompts: [a]\ndtype: flaot32", "did you mean 'float32'?"),
         ("prompts: [a]\nformat: jpeg", "found 'jpeg'; did you mean 'jpg'?"),
-        ("prompts: [a]\nbatch_size: 0", "batch_size: must be 1 or more, found 0"),
+        (
+            "prompts: [a]\nbatch_size: 0",
+            "batch_size: must be auto or a whole number from 1 on, found 0",
+        ),
         ("prompts: [a]\nscheduler: 3", "must be a class name, or a mapping with the key `name`"),
         (
             "prompts: [a]\nscheduler: {shift: 3}",

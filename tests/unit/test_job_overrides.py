@@ -86,7 +86,7 @@ def test_the_run_folder_is_named_after_the_job(tmp_path: Path) -> None:
         ("defaults.seed=-1", "write a number from 0 on"),
         ("defaults.height='8'", "must be a whole number, found '8' (text)"),
         ("defaults.seed.x=1", "seed is not a mapping: it has no 'x'"),
-        ("batch_size=0", "batch_size: must be 1 or more, found 0"),
+        ("batch_size=0", "batch_size: must be auto or a whole number from 1 on, found 0"),
         ("name=../{index}", "name: the name leaves the run folder"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diffbatch.plan.batches import (
+    batch_size_of,
     cost,
     forward_key,
     micro_batches,
@@ -43,6 +44,27 @@ def test_only_equal_shapes_share_a_micro_batch_in_job_order(
     sizes: tuple[int, ...], batch_size: int, expected: list[list[int]]
 ) -> None:
     assert composition(reqs_of(*sizes), batch_size) == expected
+
+
+@pytest.mark.parametrize(
+    ("side", "frames", "expected"),
+    [(64, 1, 8), (256, 1, 8), (512, 1, 4), (1024, 1, 1), (64, 81, 8), (512, 81, 1), (4096, 1, 1)],
+)
+def test_auto_fills_a_forward_by_tokens(side: int, frames: int, expected: int) -> None:
+    req = make_req(0, "p", height=side, width=side, num_frames=frames)
+    assert batch_size_of(req.params, "auto", FACTS) == expected
+    assert batch_size_of(req.params, 3, FACTS) == 3
+
+
+def test_auto_decides_for_each_shape_by_itself() -> None:
+    sizes = [64] * 9 + [1024] * 2
+    found = [
+        len(batch)
+        for batch, _ in micro_batches(
+            [make_req(i, f"p{i}", height=s, width=s) for i, s in enumerate(sizes)], "auto", FACTS
+        )
+    ]
+    assert sorted(found) == [1, 1, 1, 8]
 
 
 @pytest.mark.parametrize("batch_size", range(1, 7))

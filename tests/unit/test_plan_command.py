@@ -98,7 +98,7 @@ def test_a_model_that_is_nowhere_is_said_to_be_in_neither_place(
 
 def test_one_of_a_thing_is_not_plural(job: Path) -> None:
     found = CliRunner().invoke(app, ["plan", str(job), "--limit", "1"], catch_exceptions=False)
-    assert found.output.startswith("1 request (0 repeated), 1 micro-batch of up to 1 -> ")
+    assert found.output.startswith("1 request (0 repeated), 1 micro-batch (batch_size 1) -> ")
 
 
 HOSTILE = '[red]no[/blue] [/] :cat: \x1b[31mred\x1b]0;title\x07 "q"'
