@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from diffbatch.launch.times import overhead_per_request_s
 from diffbatch.plan.layout import Layout
 
 PERCENTILES = (50, 95, 99)
@@ -25,7 +26,7 @@ class Trace:
     ready_s: dict[int, float] = field(default_factory=dict)  # by rank, as the next three
     load_s: dict[int, float] = field(default_factory=dict)
     devices: dict[int, str] = field(default_factory=dict)
-    ranks: dict[int, dict[str, float]] = field(default_factory=dict)
+    ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
     started_s: dict[str, float] = field(default_factory=dict)  # by id, as the next
     recorded_s: dict[str, float] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -94,6 +95,9 @@ def figures_of(traces: Sequence[Trace]) -> Figures:
         "startup_s": _round(median(_startup_s(trace) for trace in traces)),
         "connect_s": _round(median(trace.connected_s - trace.begin_s for trace in traces)),
         "load_s": _round(median(max(trace.load_s.values(), default=0.0) for trace in traces)),
+        "overhead_per_request_s": overhead_per_request_s(
+            times for trace in traces for times in trace.ranks.values()
+        ),
         "ranks": _ranks(traces),
     }
     if not rates or not latencies:
@@ -155,6 +159,7 @@ def _ranks(traces: Sequence[Trace]) -> list[Figures]:
                 "replica": replica,
                 "device": next((t.devices[rank] for t in traces if rank in t.devices), None),
                 **shares,
+                "overhead_per_request_s": overhead_per_request_s(told),
                 "occupied_share": _round(fmean(occupied)) if occupied else None,
                 "peak_memory_bytes": max(int(times["peak_memory_bytes"]) for times in told),
                 "load_s": _round(fmean(t.load_s[rank] for t in traces if rank in t.load_s)),

@@ -30,6 +30,7 @@ _SCALARS = (
     *("requests_per_s", "requests_per_s_min", "requests_per_s_max", "outputs_per_min"),
     *("frames_per_s", "megapixels_per_s", "device_s_per_output"),
     *("latency_mean_s", "latency_p50_s", "latency_p95_s", "latency_p99_s"),
+    "overhead_per_request_s",
 )
 
 _SHORT = {

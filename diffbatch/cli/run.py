@@ -32,6 +32,9 @@ def run(
         int, typer.Option(min=0, help="How often dead workers are started again.")
     ] = 1,
     threads: Threads = 1,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also write a trace of a few turns, one per rank.")
+    ] = False,
     as_json: o.AsJson = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Only what went wrong, on stderr.")
@@ -52,6 +55,7 @@ def run(
         only=options.only or (),
         max_restarts=max_restarts,
         threads=threads,
+        profile=profile,
         as_json=as_json,
         quiet=quiet,
     )

@@ -36,7 +36,7 @@ def run_inside(prepared: Prepared, choices: RunChoices, console: Console) -> int
 
     env = RankEnv.read()
     layout = _layout(prepared, env.world_size)
-    spec = worker_spec(prepared, layout, choices.threads)
+    spec = worker_spec(prepared, layout, choices.threads, profile=choices.profile)
     # Rank 0 is the one that speaks to the user.
     begin = partial(keep_log, spec, env, redirect=env.rank != 0)
     if env.rank != 0:

@@ -21,6 +21,7 @@ from diffbatch.launch.prepare import Prepared
 from diffbatch.launch.progress import Tally, make_reporter
 from diffbatch.launch.signals import stop_on_signals
 from diffbatch.launch.summary import Outcome, WorkerFacts, run_facts
+from diffbatch.launch.traces import Traces
 from diffbatch.output.folder import RunFolder
 from diffbatch.output.resume import select
 from diffbatch.plan.batches import work_queue
@@ -41,6 +42,7 @@ class RunChoices:
     only: Sequence[str] = ()
     max_restarts: int = 1
     threads: int = 1  # per rank, on the CPU
+    profile: bool = False
     as_json: bool = False
     quiet: bool = False
 
@@ -63,7 +65,7 @@ def run_job(prepared: Prepared, choices: RunChoices, console: Console) -> int:
         if (problem := refusal(prepared, choice)) is not None:
             raise PlanError(problem, place="memory")
         layout = choice.layout
-        spec = worker_spec(prepared, layout, choices.threads)
+        spec = worker_spec(prepared, layout, choices.threads, profile=choices.profile)
         note({"event": "launch", "layout": asdict(layout), "threads": spec.threads})
         with (
             WorkerGroup(spec, max_restarts=choices.max_restarts, devices=choice.devices) as group,
@@ -112,6 +114,8 @@ def carry_out(prepared: Prepared, choices: RunChoices, console: Console, work: W
             failed=len(resume.failed & selected),
         )
         facts = WorkerFacts()
+        traces = Traces(root=folder.root, wanted=choices.profile, had_work=bool(batches))
+        traces.forget_old()
         stopped_by = _report(work, batches, tally, facts, choices, console)
         records = folder.merge(reqs)
         if batches or not folder.owned:  # a run with nothing to do leaves the last one's facts
@@ -120,8 +124,8 @@ def carry_out(prepared: Prepared, choices: RunChoices, console: Console, work: W
             folder.write_facts({**run, "command": command, "wall_s": wall_s})
         outcome = Outcome.of(folder.root, selected, records, made=tally.made, signal=stopped_by)
         if choices.as_json:
-            console.file.write(json.dumps(outcome.as_dict()) + "\n")
-        for line in outcome.lines():
+            console.file.write(json.dumps(outcome.as_dict() | traces.as_dict()) + "\n")
+        for line in (*outcome.lines(), *traces.lines()):
             _say(console, choices, line)
             if choices.quiet and outcome.exit_code:  # cron mails what comes here
                 sys.stderr.write(f"diffbatch: {printable(line)}\n")
@@ -156,7 +160,9 @@ def _report(
         reporter.close()
 
 
-def worker_spec(prepared: Prepared, layout: Layout, threads: int) -> WorkerSpec:
+def worker_spec(
+    prepared: Prepared, layout: Layout, threads: int, *, profile: bool = False
+) -> WorkerSpec:
     """What the workers of this job must know. `threads` per rank count on the CPU only."""
     spec = prepared.job.spec
     return WorkerSpec(
@@ -168,6 +174,7 @@ def worker_spec(prepared: Prepared, layout: Layout, threads: int) -> WorkerSpec:
         in_flight=spec.parallel.in_flight,
         partition=pp_partition(prepared),
         uneven=splits_unevenly(prepared, layout),
+        profile=profile,
         threads=None if num_gpus() else threads,
         dtype=spec.dtype,
         variant=spec.variant,

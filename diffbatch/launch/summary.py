@@ -14,6 +14,7 @@ from typing import Any, Self
 from diffbatch.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
 from diffbatch.launch.prepare import Prepared
 from diffbatch.launch.progress import Tally
+from diffbatch.launch.times import overhead_facts, stage_facts
 from diffbatch.req import Record
 from diffbatch.worker.link import Message
 
@@ -25,9 +26,10 @@ class WorkerFacts:
     """What run.json will say of the workers; filled from their events."""
 
     layout: dict[str, Any] = field(default_factory=dict)
-    devices: dict[int, str] = field(default_factory=dict)  # by rank, as the next three
+    devices: dict[int, str] = field(default_factory=dict)  # by rank, as the next four
     loaded: dict[int, Any] = field(default_factory=dict)
     busy_share: dict[int, float] = field(default_factory=dict)
+    times: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     num_starts: int = 0
 
     def note(self, event: Message) -> None:
@@ -40,8 +42,10 @@ class WorkerFacts:
             case "ready":
                 self.devices[event["rank"]] = event["device"]
                 self.loaded[event["rank"]] = event["load"]
-            case "rank" if event["wall_s"] > 0:
-                self.busy_share[event["rank"]] = round(event["busy_s"] / event["wall_s"], 3)
+            case "rank":
+                self.times[event["rank"]] = event
+                if event["wall_s"] > 0:
+                    self.busy_share[event["rank"]] = round(event["busy_s"] / event["wall_s"], 3)
 
 
 def package_versions() -> dict[str, str]:
@@ -68,6 +72,8 @@ def run_facts(prepared: Prepared, tally: Tally, facts: WorkerFacts) -> dict[str,
         "devices": _by_rank(facts.devices),
         "transformers": _by_rank(facts.loaded),  # bytes read and held, where they are cut
         "busy_share": _by_rank(facts.busy_share),
+        "stage_s": stage_facts(facts.times),
+        "overhead": overhead_facts(facts.times),
         "num_starts": facts.num_starts,
         "totals": {
             "selected": tally.total,
@@ -138,17 +144,17 @@ class Outcome:
         """The last words on the terminal."""
         if self.missing:
             by = f" by {self.signal}" if self.signal else ""
-            yield f"stopped{by}: {self.done} of {self.total} done in {_shown(self.root)}"
+            yield f"stopped{by}: {self.done} of {self.total} done in {shown(self.root)}"
             yield "run the same command again to go on"
             return
         made = f"{self.made} of them now" if self.made else "nothing left to do"
-        yield f"{self.done} of {self.total} done, {made}: {_shown(self.root)}"
+        yield f"{self.done} of {self.total} done, {made}: {shown(self.root)}"
         if self.failed:
             yield f"{self.failed} failed, the first: {self.first_error}"
             yield "try them again with --retry-failed"
 
 
-def _shown(root: Path) -> str:
+def shown(root: Path) -> str:
     """`root` relative to here when it lies below."""
     here = Path.cwd()
     return str(root.relative_to(here)) if root.is_relative_to(here) else str(root)

@@ -9,13 +9,14 @@ FACTS = "run.json"
 MANIFEST = "manifest.jsonl"
 PARTS = "manifest"  # folder: one part per writer
 LOGS = "logs"
+PROFILE = "profile"  # folder: one trace per rank
 RETIRED = "retired"  # folder: files that the job no longer asks for
 FRAMES = "frames"  # folder: raw frames, on request
 GALLERY = "gallery.html"
 LOCK = ".lock"
 MOVES = ".moving"  # folder: a reconciliation in progress
 
-RESERVED = frozenset({FACTS, MANIFEST, PARTS, LOGS, RETIRED, FRAMES, GALLERY, LOCK, MOVES})
+RESERVED = frozenset({FACTS, MANIFEST, PARTS, LOGS, PROFILE, RETIRED, FRAMES, GALLERY, LOCK, MOVES})
 
 # In a failed record: the request was made but not saved, so any rerun tries again.
 NOT_SAVED = "not saved: "
@@ -48,3 +49,14 @@ def is_temp(name: str) -> bool:
 def frames_file(req_id: str) -> str:
     """Where `keep_frames` puts the raw frames of a Req, relative to the run folder."""
     return f"{FRAMES}/{req_id}.npy"
+
+
+def trace_file(rank: int) -> str:
+    """Where a rank of a profiled run puts its trace, relative to the run folder."""
+    return f"{PROFILE}/rank-{rank}.json.gz"
+
+
+def traces(root: Path) -> list[Path]:
+    """The traces in a run folder, by rank."""
+    found = (root / PROFILE).glob("rank-*.json.gz")
+    return sorted(found, key=lambda path: (len(path.name), path.name))

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -62,13 +62,19 @@ class OutputWriter:
     An output that cannot be saved becomes a failed record and the writer goes on. It stops, and
     `put` and `close` raise, when a record cannot be written, when `MAX_FAILURES_IN_A_ROW` saves in
     a row fail, or on a bug. `on_record` is called on the writer's thread, after the record is safe.
+    `mark` names the saving of an output in a trace, where one is taken.
     """
 
     def __init__(
-        self, config: WriterConfig, on_record: Callable[[Record], None] | None = None
+        self,
+        config: WriterConfig,
+        on_record: Callable[[Record], None] | None = None,
+        mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._config = config
         self._on_record = on_record
+        self._mark = mark
+        self.stage_s = {"save": 0.0}  # of all outputs; to be read when closed
         self._part = ManifestPart(config.root, config.name)
         self._queue: queue.Queue[_Item | None]
         self._queue = queue.Queue(maxsize=config.max_queued)
@@ -139,7 +145,8 @@ class OutputWriter:
             if write is not None and req.id not in write:
                 continue
             if error is None and frames is not None:
-                record = self._save(req, frames, item)
+                with self._mark("saving"):
+                    record = self._save(req, frames, item)
             else:
                 record = self._failed(req, error or "the pipeline gave no frames", batch)
                 self._append(record)
@@ -192,6 +199,7 @@ class OutputWriter:
             flat=is_flat(frames),
             stage_s={**item.batch.stage_s, "save": round(time.perf_counter() - started, 4)},
         )
+        self.stage_s["save"] = round(self.stage_s["save"] + record.stage_s["save"], 4)
         self._part.announce(record)
         temp.replace(final)
         sync_folder(final.parent)

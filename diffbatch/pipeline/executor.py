@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from diffbatch.parallel.lane import Lane
 from diffbatch.parallel.proxies import LaneGuider, LaneTransformer
 from diffbatch.parallel.team import Team
 from diffbatch.parallel.wire import CommError
-from diffbatch.pipeline.clock import StageClock, peak_memory_bytes
+from diffbatch.pipeline.clock import Mark, StageClock, StageLedger, peak_memory_bytes
 from diffbatch.pipeline.composed import ComposedPipeline
 from diffbatch.pipeline.encoder import TeamEncoder
 from diffbatch.pipeline.flight import Failure, Finished, Flight, Turn
@@ -45,7 +46,10 @@ class ParallelExecutor:
     team then tells all ranks to `drop` it. Until then the rank plays along with stand-ins.
     """
 
-    def __init__(self, pipeline: ComposedPipeline, device: torch.device, team: Team) -> None:
+    def __init__(
+        self, pipeline: ComposedPipeline, device: torch.device, team: Team, mark: Mark = nullcontext
+    ) -> None:
+        self.ledger = StageLedger(device, team.traffic.waiting, mark)
         self._pipeline = pipeline
         self._device = device
         self._team = team
@@ -71,6 +75,12 @@ class ParallelExecutor:
         """(taken, in all) over everything in flight."""
         loops = [flight.loop for flight in self._flights]
         return sum(loop.done for loop in loops), sum(len(loop.steps) for loop in loops)
+
+    @property
+    def steps_left(self) -> int | None:
+        """Of the micro-batch that has the fewest steps left; None when none is between steps."""
+        loops = [flight.loop for flight in self._flights]
+        return min((len(loop.steps) - loop.done for loop in loops), default=None)
 
     def admit(self, batches: Sequence[tuple[str, MicroBatch]]) -> None:
         """Encode micro-batches, each under a key of its own, and put them in flight."""
@@ -115,7 +125,7 @@ class ParallelExecutor:
     # -- admission ----------------------------------------------------------------------------
 
     def _admit(self, batches: Sequence[tuple[str, MicroBatch]]) -> None:
-        clock = StageClock(self._device)
+        clock = StageClock(self.ledger)
         states = self._encoder.encode([r for _, batch in batches for r in batch.reqs], clock)
         num_encoded = max(len(states), 1)
         flights: list[Flight] = []
@@ -223,7 +233,8 @@ class ParallelExecutor:
             flight.lane.close()
         if not flight.failed:
             try:
-                flight.stages.denoise.end(flight.components, flight.state, flight.loop)
+                with flight.clock.measure(flight.stages.denoise.name):
+                    flight.stages.denoise.end(flight.components, flight.state, flight.loop)
             except Exception as error:  # noqa: BLE001 a failed request must not end the run
                 flight.failed = True
                 self._fail(flight.key, error)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
-from typing import Protocol
+from contextlib import nullcontext
+from typing import Any, Protocol
 
 from diffbatch.pipeline.executor import ParallelExecutor
 from diffbatch.pipeline.flight import Turn
 from diffbatch.req import OutputBatch
+from diffbatch.worker.account import Account
 from diffbatch.worker.bridge import Bridge, Order
 
 
@@ -32,57 +33,67 @@ class Orders(Protocol):
         """This rank has nothing left to do or to save."""
 
 
+class Profiler(Protocol):
+    """What looks on while a rank takes its turns: `worker.profile.TurnProfiler`."""
+
+    def begin_turn(self, steps_left: int | None) -> None:
+        """A turn is about to begin; see `ParallelExecutor.steps_left`."""
+
+    def close(self) -> None:
+        """No turn follows."""
+
+
 class GPUWorker:
     """Carries out orders: drop, admit, one turn, until the end. The same code on every rank."""
 
     def __init__(
-        self, executor: ParallelExecutor, bridge: Bridge, sink: Sink, waiting_s: Callable[[], float]
+        self,
+        executor: ParallelExecutor,
+        bridge: Bridge,
+        sink: Sink,
+        waiting_s: Callable[[], float],
+        profiler: Profiler | None = None,
     ) -> None:
         self._executor = executor
         self._bridge = bridge
         self._sink = sink
         self._waiting_s = waiting_s
-        self._work_s = 0.0
-        self._active_s = 0.0
+        self._profiler = profiler
 
-    def run(self, orders: Orders) -> dict[str, float]:
+    def run(self, orders: Orders) -> dict[str, Any]:
         """Work until an order says to end; returns what the seconds of this rank went to.
 
-        `busy_s` it computed, `waiting_s` it waited for other ranks of its replica, `active_s` it
-        had something in flight, `wall_s` it was there. When told to leave, what is in flight is
-        dropped: it is made again by the next run.
+        `busy_s` it computed, `active_s` it had something in flight, `waiting_s` of that it waited
+        for other ranks of its replica, `wall_s` it was there, and what `Account` adds. When told to
+        leave, what is in flight is dropped: it is made again by the next run.
         """
-        begin_s = time.perf_counter()
-        while (order := self._next(orders)) is not None:
-            active_s = time.perf_counter()
-            work_s = time.perf_counter()
-            self._executor.drop(order.drop)
-            if order.admit:
-                self._executor.admit(order.admit)
-            turn = self._executor.turn()
-            self._work_s += time.perf_counter() - work_s
-            self._hand_on(turn)
-            self._active_s += time.perf_counter() - active_s
-        if not self._executor.num_in_flight:
+        account = Account(self._executor.ledger, self._waiting_s)
+        while (order := self._next(orders, account)) is not None:
+            with account.active(), account.busy():
+                self._executor.drop(order.drop)
+                if order.admit:
+                    self._executor.admit(order.admit)
+            account.num_requests += sum(len(batch.reqs) for _, batch in order.admit)
+            if self._profiler is not None:  # outside of what is counted: it may write its trace
+                self._profiler.begin_turn(self._executor.steps_left)
+            with account.active():
+                with account.busy():
+                    turn = self._executor.turn()
+                self._hand_on(turn)
+        all_done = not self._executor.num_in_flight
+        if all_done:
             self._executor.flush()
         self._sink.close()
+        if self._profiler is not None:
+            self._profiler.close()
         orders.leave()
-        waiting_s = self._waiting_s()
-        seconds = {
-            "busy_s": self._work_s - waiting_s,
-            "waiting_s": waiting_s,
-            "active_s": self._active_s,
-            "wall_s": time.perf_counter() - begin_s,
-        }
-        return {name: round(value, 3) for name, value in seconds.items()}
+        return account.close(all_done=all_done)
 
-    def _next(self, orders: Orders) -> Order | None:
+    def _next(self, orders: Orders, account: Account) -> Order | None:
         """The next order to carry out; None at the end. Waiting with nothing in flight is idle."""
         idle = self._executor.num_in_flight == 0
-        begin_s = time.perf_counter()
-        order = orders.next()
-        if not idle:
-            self._active_s += time.perf_counter() - begin_s
+        with nullcontext() if idle else account.active():
+            order = orders.next()
         return None if order is None or order.end else order
 
     def _hand_on(self, turn: Turn) -> None:

@@ -143,6 +143,7 @@ def _serve(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
     from diffbatch.worker.bridge import Bridge
     from diffbatch.worker.gpu_worker import GPUWorker
     from diffbatch.worker.orders import Follower, Leader
+    from diffbatch.worker.profile import profiler_of
 
     device = _place(env, spec)
     layout = spec.layout
@@ -169,12 +170,14 @@ def _serve(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
         ranks=team.ranks,
         attempt=env.attempt,
     )
-    sink = OutputWriter(config, on_record=_record_poster(board.clone(), replica))
-    executor = ParallelExecutor(ComposedPipeline(model.pipeline, model.cuts), device, team)
+    profiler, mark = profiler_of(spec, env.rank, device, model.pipeline)
+    sink = OutputWriter(config, on_record=_record_poster(board.clone(), replica), mark=mark)
+    pipeline = ComposedPipeline(model.pipeline, model.cuts)
+    executor = ParallelExecutor(pipeline, device, team, mark)
     bridge = Bridge(team)
     waiting = team.traffic.waiting
     waiting.seconds = 0.0
-    worker = GPUWorker(executor, bridge, sink, lambda: waiting.seconds)
+    worker = GPUWorker(executor, bridge, sink, lambda: waiting.seconds, profiler)
     leads = team.place == 0
     orders: Leader | Follower
     if leads:
@@ -188,6 +191,7 @@ def _serve(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
     loaded = {"load": _load_facts(model), "load_s": load_s}
     board.post({"event": "ready", **me, "device": _describe(device), **loaded})
     times = worker.run(orders)
+    times["stage_s"] |= sink.stage_s
     board.post({"event": "rank", **me, **times, "peak_memory_bytes": peak_memory_bytes(device)})
     if leads:
         board.post({"event": "left", **me})

@@ -25,6 +25,7 @@ class WorkerSpec:
     partition: tuple[int, ...] | None = None  # blocks per pipeline rank; None: even
     uneven: bool = False  # some sequence does not divide by the sequence ranks
     timeout_s: float = 600.0  # for any wait of a rank for another
+    profile: bool = False  # every rank takes a trace of a few turns
     threads: int | None = None  # per rank, on the CPU; None leaves torch's own choice
     link: str | None = None  # where the Scheduler finds the client; None: the client is rank 0
     parent_pid: int | None = None  # the client's process, on the host of rank 0

@@ -38,7 +38,9 @@ def test_a_sweep_measures_every_point_that_can_run(
         assert 0 < point["latency_p50_s"] <= point["latency_p99_s"] <= point["window_s"] + 0.001
         assert 0 < point["load_s"] < point["startup_s"]
         assert {"denoising", "decoding", "save"} <= point["stage_s"].keys()
+        assert 0 < point["overhead_per_request_s"] < point["latency_mean_s"]
         for rank in point["ranks"]:
+            assert rank["overhead_per_request_s"] > 0
             assert 0 < rank["busy_share"] <= 1
             assert rank["occupied_share"] > 0, "every replica was warm when counting began"
             assert rank["bubble"] == 0

@@ -46,6 +46,7 @@ def two_replicas(slow: float = 1.0) -> Trace:
 
     ready = {"event": "ready", "load": {}, "device": "cpu"}
     times = {"busy_s": 6.0, "waiting_s": 2.0, "active_s": 10.0, "wall_s": 50.0}
+    spent = [{"overhead_s": 0.5, "num_requests": 4}, {"overhead_s": 0.1, "num_requests": 1}]
     return trace_of(
         [
             {"event": "connected", "time_s": 103.0},
@@ -61,8 +62,8 @@ def two_replicas(slow: float = 1.0) -> Trace:
             recorded(1, "b", 2),
             started(0, "d", 3),
             recorded(0, "d", 4),
-            {"event": "rank", "rank": 0, "replica": 0, **times, "peak_memory_bytes": 7},
-            {"event": "rank", "rank": 1, "replica": 1, **times, "peak_memory_bytes": 9},
+            {"event": "rank", "rank": 0, "replica": 0, **times, **spent[0], "peak_memory_bytes": 7},
+            {"event": "rank", "rank": 1, "replica": 1, **times, **spent[1], "peak_memory_bytes": 9},
             {"event": "left", "replica": 0},
         ],
         "abcd",
@@ -94,6 +95,12 @@ def test_shares_and_memory_per_rank() -> None:
     assert (first["busy_share"], first["bubble"], first["peak_memory_bytes"]) == (0.6, 0.2, 7)
     assert first["occupied_share"] == 0.75
     assert (second["occupied_share"], second["peak_memory_bytes"]) == (0.5, 9)
+
+
+def test_the_overhead_of_a_request_is_a_mean_over_requests() -> None:
+    figures = figures_of([two_replicas(), two_replicas()])
+    assert figures["overhead_per_request_s"] == 0.12
+    assert [rank["overhead_per_request_s"] for rank in figures["ranks"]] == [0.125, 0.1]
 
 
 def test_several_launches_give_medians_and_keep_the_extremes() -> None:

@@ -80,6 +80,7 @@ def test_the_csv_has_a_line_per_point_and_the_same_columns_for_all(
     assert rows[0]["reason"] == "pp 40 needs 40 <blocks> & more"
     assert rows[0]["requests_per_s"] == ""
     assert rows[1]["latency_p50_s"] == "1.1"
+    assert rows[1]["overhead_per_request_s"] == "0.12"
     assert float(rows[2]["efficiency"]) == pytest.approx(0.8333, abs=1e-4)
     assert rows[1]["stage_denoising_s"] == "1.5"
     assert rows[1]["peak_memory_bytes_max"] == "9"

@@ -7,7 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from diffbatch.parallel.wire import Waiting
+from diffbatch.pipeline.clock import StageLedger
 from diffbatch.pipeline.flight import Failure, Finished, Turn
 from diffbatch.req import MicroBatch, OutputBatch
 from diffbatch.worker.bridge import Bridge, Order, order_from_dict
@@ -26,7 +29,9 @@ class FakeExecutor:
         self.flights: dict[str, tuple[MicroBatch, int]] = {}
         self.turn_now = Turn()
         self.most_in_flight = 0
+        self.num_admitted = 0  # requests
         self.flushed = False
+        self.ledger = StageLedger(torch.device("cpu"), Waiting())
 
     @property
     def num_in_flight(self) -> int:
@@ -35,11 +40,16 @@ class FakeExecutor:
     num_stepping = num_in_flight
 
     @property
+    def steps_left(self) -> int | None:
+        return min((self.num_steps - done for _, done in self.flights.values()), default=None)
+
+    @property
     def steps(self) -> tuple[int, int]:
         return sum(done for _, done in self.flights.values()), self.num_steps * len(self.flights)
 
     def admit(self, batches: Sequence[tuple[str, MicroBatch]]) -> None:
         for key, batch in batches:
+            self.num_admitted += len(batch.reqs)
             if batch.cost < 0 or len(batch.reqs) > self.memory:
                 full = batch.cost >= 0
                 self.turn_now.failures.append(Failure(key=key, error="no", out_of_memory=full))
@@ -76,6 +86,8 @@ def run(
         leader.terminate()
     times = GPUWorker(executor, bridge, sink, lambda: 0.0).run(leader)  # type: ignore[arg-type]
     assert times["wall_s"] >= times["active_s"] >= times["busy_s"] >= 0
+    assert 0 <= times["overhead_s"] <= times["active_s"] + 0.001
+    assert times["num_requests"] == executor.num_admitted
     assert sink.closed
     return sink
 
@@ -179,6 +191,32 @@ def test_followers_get_every_order_and_leaders_every_report() -> None:
     told = [(report.kind, report.key, report.error) for report in leader.reports()]
     assert told == [("failed", "k", "no"), ("decoded", "m", ""), ("done", "", "")]
     assert list(leader.reports()) == []
+
+
+class Onlooker:
+    """A profiler that notes what it was told."""
+
+    def __init__(self) -> None:
+        self.seen: list[int | None] = []
+        self.closed = False
+
+    def begin_turn(self, steps_left: int | None) -> None:
+        assert not self.closed
+        self.seen.append(steps_left)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_profiler_sees_every_turn_after_what_it_admits() -> None:
+    sink, profiler = ListSink(), Onlooker()
+    executor: Any = FakeExecutor(num_steps=2)
+    board: Any = ListBoard(batches_of(1, 1))
+    bridge = Bridge(SimpleNamespace(size=1, notes=None))  # type: ignore[arg-type]
+    leader = Leader(executor, board, bridge, sink, replica=0, in_flight=1)
+    GPUWorker(executor, bridge, sink, lambda: 0.0, profiler).run(leader)
+    assert profiler.seen == [2, 1, 2, 1]
+    assert profiler.closed
 
 
 def test_an_idle_follower_can_be_stopped() -> None:

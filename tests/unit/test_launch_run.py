@@ -14,6 +14,7 @@ from diffbatch.errors import EXIT_INTERRUPTED, EXIT_OK, JobError
 from diffbatch.job.overrides import CommandLine
 from diffbatch.launch.prepare import Prepared, prepare
 from diffbatch.launch.run import RunChoices, carry_out
+from diffbatch.launch.traces import Traces
 from diffbatch.req import MicroBatch
 from diffbatch.worker.link import Message
 from tests.unit.model_kit import make_model
@@ -51,6 +52,24 @@ def test_quiet_says_on_stderr_what_is_not_done(
     code, shown = end_of(prepared)
     assert (code, capsys.readouterr().err) == (EXIT_INTERRUPTED, "")
     assert shown.startswith("stopped by SIGTERM")
+
+
+def test_a_profiled_run_says_what_became_of_the_traces(prepared: Prepared) -> None:
+    folder = prepared.job.output / "profile"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.json.gz").write_text("of an earlier run")
+    (folder / "notes.txt").write_text("mine")
+    (prepared.job.output / "run.json").write_text("{}")
+    _, shown = end_of(prepared, profile=True)
+    assert shown.endswith("nothing was profiled: the run ended before any rank came to its turns\n")
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    _, shown = end_of(prepared, profile=True, limit=0)
+    assert shown.endswith("nothing was profiled: there was nothing to make\n")
+    for rank in (0, 10, 2):
+        (folder / f"rank-{rank}.json.gz").write_text("")
+    found = Traces(root=prepared.job.output, wanted=True, had_work=True)
+    assert found.as_dict()["profile"] == [f"profile/rank-{r}.json.gz" for r in (0, 2, 10)]
+    assert next(found.lines()).startswith("3 traces, one per rank: ")
 
 
 def test_a_pattern_that_matches_nothing_leaves_no_trace(prepared: Prepared) -> None:

@@ -48,7 +48,14 @@ def test_suffix_of() -> None:
 
 
 def test_reserved_names() -> None:
-    for name in ("run.json", "Manifest.jsonl", "manifest/x.png", "retired/a.png", "a/.tmp-b.png"):
+    for name in (
+        "run.json",
+        "Manifest.jsonl",
+        "manifest/x.png",
+        "retired/a.png",
+        "profile/a.png",
+        "a/.tmp-b.png",
+    ):
         assert is_reserved(name), name
     for name in ("00000-a.png", "samples/manifest.jsonl.png", "a/run.json"):
         assert not is_reserved(name), name
