@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -116,8 +116,7 @@ class DiffGenerator:
         """
         if self._group is None:
             raise WorkerError("this DiffGenerator is closed; make a new one")
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        reqs = self._reqs(prompts, params)
+        reqs = self._reqs(_texts(prompt), {name: _plain(value) for name, value in params.items()})
         batches = self._batches(reqs, return_frames)
         records: dict[str, Record] = {}
         try:
@@ -224,3 +223,17 @@ def _dotted(given: Mapping[str, Any]) -> dict[str, Any]:
     if problems:
         raise JobError(problems)
     return {f"parallel.{n}" if n in _PARALLEL_KEYS else n: value for n, value in given.items()}
+
+
+def _texts(prompt: Any) -> list[str]:
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(texts, Iterable) or not all(isinstance(text, str) for text in texts):
+        raise JobError(f"prompt must be a text or a list of texts, found {prompt!r}")
+    return list(texts)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and torch, also in lists, as Python's own."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, list | tuple | range) else value

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from diffusers import WanTransformer3DModel
 from torch import Tensor, nn
 
-from demo_model.draw import Scene, caption
+from demo_model.draw import Scene, caption, difficulty
 from demo_model.loop import Progress
 from demo_model.text import MAX_WORDS, TEXT_WIDTH, Reader
 from demo_model.vae import LATENT_CHANNELS
@@ -133,7 +133,7 @@ class FlowLoss:
 
     def __init__(self, latents: Tensor, scenes: list[Scene]) -> None:
         self.latents, self.scenes = latents, scenes  # (num, C, 1, H, W), unit variance
-        self.weights = torch.tensor([_weight(scene) for scene in scenes])
+        self.weights = torch.tensor([difficulty(scene) for scene in scenes])
 
     def __call__(self, artist: nn.Module, progress: Progress) -> Tensor:
         assert isinstance(artist, Artist)
@@ -149,11 +149,6 @@ class FlowLoss:
         flow, misplaced = artist((1 - t) * clean + t * noise, time, states, mask, num_pads)
         matched = F.mse_loss(flow, noise - clean)
         return matched + _POSITION_WEIGHT * misplaced + _READING_WEIGHT * reading
-
-
-def _weight(scene: Scene) -> float:
-    # The shapes that are learnt last, a few latent pixels wide or full of corners, come more often.
-    return (2.0 if scene.size == "small" else 1.0) * (2.0 if scene.shape == "star" else 1.0)
 
 
 def _draw_times(num: int, rng: torch.Generator) -> Tensor:

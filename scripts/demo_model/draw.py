@@ -31,6 +31,7 @@ _PLACE_WORDS = {
 _ARTICLES = ("a", "a", "a", "the", "one", "a picture of a", "a drawing of a")
 _UNKNOWN_WORD = "zzz"  # any word outside the vocabulary becomes the unknown token
 _HELD_OUT_SHARE = 0.1
+_DIFFICULT_SHAPES = {"star": 3.0, "cross": 1.5, "ring": 1.5}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +80,14 @@ def sample_scene(rng: random.Random) -> Scene:
         )
         if scene.colour != scene.background and not scene.held_out:
             return scene
+
+
+def difficulty(scene: Scene) -> float:
+    """How often training draws the scene, relative to an easy one.
+
+    The shapes that are learnt last are a few latent pixels wide or full of corners.
+    """
+    return (2.0 if scene.size == "small" else 1.0) * _DIFFICULT_SHAPES.get(scene.shape, 1.0)
 
 
 def render(scene: Scene, rng: random.Random) -> npt.NDArray[np.uint8]:

@@ -17,7 +17,7 @@ from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d
 from torch import Tensor, nn
 
-from demo_model.draw import render, sample_scene
+from demo_model.draw import difficulty, render, sample_scene
 from demo_model.loop import Progress
 
 LATENT_CHANNELS = 8
@@ -26,6 +26,8 @@ LATENT_NOISE = 0.2
 """Noise added to latents while training, in units of each channel's spread: makes them smooth."""
 _LOG_VARIANCE = -5.0
 _SCALE_PENALTY = 1e-4
+_OUTLINE_WEIGHT = 3.0
+_USUAL_CONTRAST = 2.0  # RGB distance, channels within -1..1
 
 
 class FlatConv(nn.Module):
@@ -111,7 +113,11 @@ def write_back(flat: AutoencoderKLWan, mean: Tensor, std: Tensor) -> Autoencoder
 
 
 def loss(vae: nn.Module, progress: Progress) -> Tensor:
-    """Reconstruction through noisy latents: L1, squares and the L1 of neighbour differences."""
+    """Reconstruction through noisy latents: L1, squares and the L1 of neighbour differences.
+
+    Errors count more along outlines, and relative to the contrast of the picture: what is lost of
+    a small or faint shape weighs as much as what is lost of a large, bright one.
+    """
     assert isinstance(vae, AutoencoderKLWan)
     rng = random.Random(int(torch.randint(2**62, (1,), generator=progress.rng)))
     pictures = draw_batch(rng, PICTURES_PER_RANK)
@@ -119,13 +125,27 @@ def loss(vae: nn.Module, progress: Progress) -> Tensor:
     spread = latents.detach().std(dim=(0, 2, 3, 4), keepdim=True)
     noise = torch.randn(latents.shape, generator=progress.rng)
     drawn = decode(vae, latents + LATENT_NOISE * spread * noise)
-    error = drawn - pictures
+    error = (drawn - pictures) / _contrast(pictures)
     return (
-        error.abs().mean()
+        (_outline_weight(pictures) * error.abs()).mean()
         + 0.5 * error.square().mean()
         + 0.5 * (error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean())
         + _SCALE_PENALTY * latents.square().mean()
     )
+
+
+def _contrast(pictures: Tensor) -> Tensor:
+    """How far the picture's colours lie apart, (B, 1, 1, 1, 1), 1 where the average one stands."""
+    corner = pictures[..., :1, :1]
+    apart = (pictures - corner).square().sum(dim=1, keepdim=True).sqrt().amax(dim=(-1, -2, -3, -4))
+    return (apart / _USUAL_CONTRAST).clamp(0.4, 2.0).view(-1, 1, 1, 1, 1)
+
+
+def _outline_weight(pictures: Tensor) -> Tensor:
+    """1 on plain areas, up to 1 + _OUTLINE_WEIGHT around outlines, (B, 1, 1, H, W)."""
+    spread = F.max_pool2d(pictures[:, :, 0], 5, 1, 2) + F.max_pool2d(-pictures[:, :, 0], 5, 1, 2)
+    spread = spread.amax(dim=1, keepdim=True)
+    return (1 + _OUTLINE_WEIGHT * spread / spread.amax(dim=(-1, -2), keepdim=True)).unsqueeze(2)
 
 
 def encode(vae: AutoencoderKLWan, pictures: Tensor) -> Tensor:
@@ -141,7 +161,9 @@ def decode(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
 
 def draw_batch(rng: random.Random, num: int) -> Tensor:
     """Freshly drawn pictures, (num, 3, 1, SIDE_PX, SIDE_PX), fp32, -1..1."""
-    return to_tensor(np.stack([render(sample_scene(rng), rng) for _ in range(num)]))
+    candidates = [sample_scene(rng) for _ in range(3 * num)]
+    scenes = rng.choices(candidates, [difficulty(scene) for scene in candidates], k=num)
+    return to_tensor(np.stack([render(scene, rng) for scene in scenes]))
 
 
 def to_tensor(pictures: np.ndarray) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from diffbatch.errors import JobError, RunFolderError, WorkerError
@@ -183,6 +184,20 @@ def test_a_wrong_call_reaches_no_worker(tmp_path: Path, params: dict[str, Any]) 
             generator.generate("a cat", **{**SIZE, **params})
         assert group_of(generator).batches == []
         assert len(generator.generate("a cat", **SIZE)) == 1
+
+
+@pytest.mark.parametrize("prompt", [None, 7, [None], ["a", 7]])
+def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path, prompt: Any) -> None:
+    with make(tmp_path) as generator, pytest.raises(JobError, match="must be a text"):
+        generator.generate(prompt)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    with make(tmp_path) as generator:
+        generator.generate("p", seed=np.arange(2), guidance_scale=np.float32(2.5), **SIZE)
+        generator.generate("p", seed=[np.int64(0), np.int64(1)], guidance_scale=2.5, **SIZE)
+        ids = [req.id for req in group_of(generator).reqs]
+    assert [req_id[:16] for req_id in ids[:2]] == [req_id[:16] for req_id in ids[2:]]
 
 
 def test_a_death_closes_the_generator_and_lets_the_folder_go(tmp_path: Path) -> None:
