@@ -70,7 +70,7 @@ class Launcher:
 
     def _work(self, task: Task, spec: WorkerSpec, note: Callable[[Message], None]) -> None:
         try:
-            with WorkerGroup(spec) as self._group:
+            with WorkerGroup(spec, devices=task.choice.devices) as self._group:
                 group = self._group
                 if self.stopped:  # by a signal just before there was a group to tell
                     group.stop()

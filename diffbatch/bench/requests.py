@@ -11,8 +11,8 @@ from typing import Any
 from diffbatch.bench.sweep import JOB_KEYS, Point
 from diffbatch.errors import JobError
 from diffbatch.job.overrides import CommandLine
-from diffbatch.launch.choose import choose_layout
-from diffbatch.launch.prepare import Prepared, prepare
+from diffbatch.launch.choose import Choice, choose_fitting
+from diffbatch.launch.prepare import NO_WORD, Machine, Prepared, prepare
 from diffbatch.output.formats import suffix_of
 from diffbatch.plan.batches import work_queue
 from diffbatch.plan.layout import Layout
@@ -37,6 +37,7 @@ class Workload:
     prompts: str  # `random` or a prompt file; not used with a job
     num: int  # at most so many requests, the first ones
     command_line: CommandLine
+    machine: Machine = NO_WORD
 
     def describe(self) -> str:
         """For the report."""
@@ -54,7 +55,7 @@ class Workload:
             else:
                 file = str(Path(self.prompts).expanduser().absolute())
                 texts, mine["prompts"] = ("-",), [{"file": file, "limit": self.num}]
-        return prepare(self.job, texts, replace(line, keys={**mine, **keys}))
+        return prepare(self.job, texts, replace(line, keys={**mine, **keys}), self.machine)
 
     def check(self, points: Sequence[Point]) -> Prepared:
         """The job alone, without layout: what is wrong with it is wrong at every point."""
@@ -74,9 +75,14 @@ class Task:
 
     point: Point
     prepared: Prepared
-    layout: Layout
+    choice: Choice
     reqs: tuple[Req, ...]
     batches: tuple[MicroBatch, ...]
+
+    @property
+    def layout(self) -> Layout:
+        """How the ranks are laid out."""
+        return self.choice.layout
 
     @property
     def in_flight(self) -> int | None:
@@ -98,8 +104,8 @@ def make_task(workload: Workload, point: Point) -> Task:
     queue = work_queue(
         reqs, {req.id for req in reqs}, batch_size=prepared.batch_size, facts=prepared.facts
     )
-    layout = choose_layout(prepared, len(queue))
-    return Task(point=point, prepared=prepared, layout=layout, reqs=reqs, batches=tuple(queue))
+    choice = choose_fitting(prepared, len(queue))
+    return Task(point=point, prepared=prepared, choice=choice, reqs=reqs, batches=tuple(queue))
 
 
 def warmup_batches(batches: Sequence[MicroBatch], num: int, first: int = 0) -> list[MicroBatch]:

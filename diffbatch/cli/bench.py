@@ -47,6 +47,8 @@ def bench(
     steps: o.Steps = None,
     guidance: o.Guidance = None,
     set_: o.Sets = None,
+    devices: o.Devices = None,
+    memory_gb: o.MemoryGB = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads per rank.")] = 1,
     output_dir: Annotated[
         Path, typer.Option("--output-dir", "-o", help="Where results and run folders go.")
@@ -60,6 +62,7 @@ def bench(
     from diffbatch.bench.run import BenchChoices, run_bench
     from diffbatch.bench.sweep import parse_sweeps
     from diffbatch.job.overrides import CommandLine
+    from diffbatch.launch.prepare import Machine
 
     if job is not None and prompts is not None:
         raise typer.BadParameter("give a job file or --prompts, not both")
@@ -73,7 +76,11 @@ def bench(
     keys = {"output": str(output_dir)} | ({} if model is None else {"model": model})
     command_line = CommandLine(sets=set_ or (), keys=keys, params=params)
     workload = Workload(
-        job=job, prompts=prompts or RANDOM, num=num_prompts, command_line=command_line
+        job=job,
+        prompts=prompts or RANDOM,
+        num=num_prompts,
+        command_line=command_line,
+        machine=Machine(devices=devices, memory_gb=memory_gb),
     )
     choices = BenchChoices(
         workload=workload,

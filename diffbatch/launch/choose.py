@@ -30,14 +30,19 @@ def choose_layout(prepared: Prepared, num_batches: int) -> Layout:
 
     Read `prepared.reqs` to its end before: the lengths of its sequences are checked too.
     """
+    return choose_fitting(prepared, num_batches).layout
+
+
+def choose_fitting(prepared: Prepared, num_batches: int) -> Choice:
+    """As `choose_layout`, with the devices."""
     choice = choose(prepared, num_batches)
     if (problem := refusal(prepared, choice)) is not None:
         raise PlanError(problem, place="memory")
-    return choice.layout
+    return choice
 
 
 def choose(prepared: Prepared, num_batches: int) -> Choice:
-    """As `choose_layout`, with the devices, and without regard to what `refusal` says."""
+    """As `choose_fitting`, without regard to what `refusal` says."""
     text = prepared.machine.devices
     named = None if text is None else check_devices(text)
     num_devices = len(named) if named is not None else num_gpus() or num_cores()

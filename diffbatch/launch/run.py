@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from diffbatch.errors import PlanError
-from diffbatch.launch.choose import choose, refusal
+from diffbatch.launch.choose import choose_fitting
 from diffbatch.launch.devices import num_gpus
 from diffbatch.launch.group import WorkerGroup
 from diffbatch.launch.layout import pp_partition, splits_unevenly
@@ -61,9 +60,7 @@ def run_job(prepared: Prepared, choices: RunChoices, console: Console) -> int:
     def work(batches: Sequence[MicroBatch], note: Callable[[Message], None]) -> str | None:
         if not batches:
             return None
-        choice = choose(prepared, len(batches))
-        if (problem := refusal(prepared, choice)) is not None:
-            raise PlanError(problem, place="memory")
+        choice = choose_fitting(prepared, len(batches))
         layout = choice.layout
         spec = worker_spec(prepared, layout, choices.threads, profile=choices.profile)
         note({"event": "launch", "layout": asdict(layout), "threads": spec.threads})

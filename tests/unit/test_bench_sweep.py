@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from diffbatch.bench.requests import RANDOM, Workload, make_task, random_prompts
 from diffbatch.bench.sweep import Point, Sweep, parse_sweeps, points_of
 from diffbatch.errors import JobError, PlanError
 from diffbatch.job.overrides import CommandLine
+from diffbatch.launch.prepare import Machine
 from tests.unit.model_kit import make_model
 
 SMALL = {"height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 2}
@@ -159,3 +161,9 @@ def test_warm_up_requests_are_like_the_others_but_with_texts_and_names_of_their_
     assert all(req.file.startswith("bench-warmup/") for req in reqs)
     assert not {req.prompt for req in reqs} & {req.prompt for req in task.reqs}
     assert {req.params for req in reqs} == {req.params for req in task.reqs}
+
+
+def test_a_point_that_does_not_fit_the_memory_is_refused(model: Path) -> None:
+    work = replace(workload(model), machine=Machine(memory_gb=1e-6))
+    with pytest.raises(PlanError, match="--memory-gb"):
+        make_task(work, point(replicas=1))
