@@ -28,6 +28,7 @@ from diffbatch.output.layout import (
 )
 from diffbatch.output.lock import FolderLock, wait_for_writers
 from diffbatch.output.manifest import (
+    has_parts,
     merge,
     read_manifest,
     read_records,
@@ -122,7 +123,12 @@ class RunFolder:
         return resume
 
     def merge(self, reqs: Sequence[Req]) -> dict[str, Record]:
-        """Merge the parts into manifest.jsonl, in job order, when all writers have ended."""
+        """Merge the parts into manifest.jsonl, in job order, when all writers have ended.
+
+        Without parts no worker has written since `reconcile`, which left the manifest as it is.
+        """
+        if (self.root / MANIFEST).exists() and not has_parts(self.root):
+            return self.records
         with _folder_errors(self.root):
             self.records = merge(self.root, {req.id: req.index for req in reqs})
             # A killed worker's ffmpeg may have finished its temporary file after `reconcile`.
@@ -143,7 +149,8 @@ class RunFolder:
     def _carry_out(self, resume: Resume) -> None:
         """Moves and manifests change together: a crash leaves the state before or after."""
         records = {record.id: record for record in resume.records}
-        if not (resume.renames or resume.retire) and records == self.records:
+        same = [*records.values()] == [*self.records.values()]  # in the same order, too
+        if same and not (resume.renames or resume.retire):
             return
         retired = self._retired_names(resume.retire)
         staged = [MANIFEST]
@@ -222,7 +229,7 @@ def _take_in_parts(root: Path) -> None:
     """Merge what the writers of a killed run left, also a file that only lacked its record."""
     for announced in (root / PARTS).glob("*.next"):
         ManifestPart(root, announced.stem).close()
-    if any((root / PARTS).glob("*.jsonl")):
+    if has_parts(root):
         merge(root)
 
 

@@ -63,6 +63,11 @@ def merge(root: Path, order: Mapping[str, int] | None = None) -> dict[str, Recor
     return {record.id: record for record in ordered}
 
 
+def has_parts(root: Path) -> bool:
+    """Whether a writer left a part that is not merged yet."""
+    return any((root / PARTS).glob("*.jsonl"))
+
+
 def write_manifest(path: Path, records: Iterable[Record]) -> None:
     """Replace the file at `path` by these records, one line each."""
     write_atomic(path, (record_line(record) for record in records))
