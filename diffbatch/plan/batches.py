@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from diffbatch.plan.facts import ModelFacts
@@ -39,14 +39,16 @@ def micro_batches(
 
 
 def work_queue(
-    reqs: Iterable[Req], todo: Container[str], *, batch_size: int, facts: ModelFacts
+    reqs: Iterable[Req], todo: Set[str], *, batch_size: int, facts: ModelFacts
 ) -> list[MicroBatch]:
     """The micro-batches that hold at least one id of `todo`, dearest first.
 
     Python's sort is stable: among equal costs the job's order stays, and with it the
     neighbourhood of equal prompts.
     """
-    queue = []
+    queue: list[MicroBatch] = []
+    if not todo:
+        return queue
     for batch, batch_cost in micro_batches(reqs, batch_size, facts):
         write = frozenset(req.id for req in batch if req.id in todo)
         if write:
