@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from diffbatch.errors import JobError
 from diffbatch.output.formats import suffix_of
 from diffbatch.output.layout import NOT_SAVED
-from diffbatch.req import Record, Req
+from diffbatch.req import RecordHead, Req
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +26,13 @@ class Resume:
     renames: tuple[tuple[str, str], ...]  # done files whose name changed: (from, to)
     retire: tuple[str, ...]  # files of ours that the job no longer asks for, or that were changed
     foreign: tuple[str, ...]  # files not of ours that stand where an output belongs
-    records: tuple[Record, ...]  # what manifest.jsonl then holds, in job order
-    retired_records: tuple[Record, ...]  # ok records of `retire`, under their old file names
+    records: tuple[RecordHead, ...]  # what manifest.jsonl then holds, in job order
+    retired_records: tuple[RecordHead, ...]  # ok records of `retire`, under their old file names
 
 
 def compare(
     reqs: Sequence[Req],
-    records: Mapping[str, Record],
+    records: Mapping[str, RecordHead],
     sizes: Mapping[str, int],
     *,
     retry_failed: bool = False,
@@ -53,7 +53,7 @@ def compare(
     pending: set[str] = set()
     in_use: set[str] = set()  # files
     renames: list[tuple[str, str]] = []
-    kept: list[Record] = []
+    kept: list[RecordHead] = []
     for req in reqs:
         record = records.get(req.id)
         if record is None:
@@ -141,8 +141,8 @@ def select(
 
 
 def _others(
-    reqs: Sequence[Req], records: Mapping[str, Record], sizes: Mapping[str, int]
-) -> list[Record]:
+    reqs: Sequence[Req], records: Mapping[str, RecordHead], sizes: Mapping[str, int]
+) -> list[RecordHead]:
     """The records of other Reqs that are still true and whose file names are not asked for now."""
     ids = {req.id for req in reqs}
     targets = {req.file for req in reqs}
@@ -155,13 +155,13 @@ def _others(
     ]
 
 
-def _is_there(record: Record, req: Req, sizes: Mapping[str, int]) -> bool:
+def _is_there(record: RecordHead, req: Req, sizes: Mapping[str, int]) -> bool:
     """The recorded file exists, unchanged in size, in the format now asked for."""
     same_format = record.file == req.file or suffix_of(record.file) == suffix_of(req.file)
     return same_format and sizes.get(record.file) == record.bytes
 
 
-def _named_as(record: Record, req: Req) -> Record:
+def _named_as(record: RecordHead, req: Req) -> RecordHead:
     """The record with the index and file name that the job now gives to its Req."""
     if record.index == req.index and record.file == req.file:
         return record
