@@ -128,9 +128,9 @@ class RunFolder:
 
         Without parts no worker has written since `reconcile`, which left the manifest as it is.
         """
-        if (self.root / MANIFEST).exists() and not has_parts(self.root):
-            return self.records
         with _folder_errors(self.root):
+            if (self.root / MANIFEST).exists() and not has_parts(self.root):
+                return self.records
             self.records = merge(self.root, {req.id: req.index for req in reqs})
             # A killed worker's ffmpeg may have finished its temporary file after `reconcile`.
             for temp in _scan(self.root, reqs, self.records)[1]:
