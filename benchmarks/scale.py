@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -59,6 +60,17 @@ def measure(*command: str) -> Cost:
         peak_mb=usage.ru_maxrss / 1024,
         output=output.rstrip().rpartition("\n")[2],
     )
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder. `rm` removes it: a million names would make this process large, and on
+    Linux the peak of a new process starts with what the one that forked it held."""
+    folder = Path(tempfile.mkdtemp(prefix="diffbatch-scale-"))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
 
 
 def write_job(folder: Path, num_rows: int, more: str = "") -> Path:
@@ -114,8 +126,8 @@ def show_plan(sizes: list[int]) -> None:
     """Expansion and micro-batches of a long prompt file."""
     show("rows planned", "s", "CPU s", "rows/s", "CPU us per row", "peak MB")
     for num in sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            job = write_job(Path(folder), num)
+        with scratch_folder() as folder:
+            job = write_job(folder, num)
             cost = measure(sys.executable, "-m", "diffbatch", "plan", str(job), "--json")
             assert json.loads(cost.output)["requests"] == num
         show(num, *times(cost), f"{num / cost.seconds:,.0f}", *per_row(cost, num))
@@ -125,9 +137,8 @@ def show_resume(sizes: list[int]) -> None:
     """`diffbatch run` with nothing left to do."""
     show("records resumed", "s", "CPU s", "CPU us per record", "peak MB")
     for num in sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            job = write_job(Path(folder), num)
-            # Apart: on Linux a child's peak starts with what its parent held when it forked.
+        with scratch_folder() as folder:
+            job = write_job(folder, num)
             builder = get_context("spawn").Process(target=make_all, args=(job,))
             builder.start()
             builder.join()
@@ -148,8 +159,8 @@ def show_queue(sizes: list[int], leaders: int) -> None:
         "peak, merge included",
     )
     for num in sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            job = write_job(Path(folder), num, f"parallel: {{replicas: {leaders}}}\n")
+        with scratch_folder() as folder:
+            job = write_job(folder, num, f"parallel: {{replicas: {leaders}}}\n")
             command = [sys.executable, str(_SIMULATED), "run", str(job), "--json"]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             assert process.stdout is not None
