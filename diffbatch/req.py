@@ -147,26 +147,32 @@ class OutputBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One manifest line: what became of one Req. `status` is "ok" or "failed"."""
+class RecordHead:
+    """What a resume looks at in a Record, read without the rest of the line."""
 
     id: str
     index: int
-    status: str
+    status: str  # "ok" or "failed"
     file: str
+    bytes: int | None = None  # of the file
+    error: str | None = None
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record(RecordHead):
+    """One manifest line: what became of one Req."""
+
     prompt: str
     seed: int
     params: dict[str, Any]
     sha256: str | None = None  # of the file's bytes
-    bytes: int | None = None
     height: int | None = None  # of the file, pixels
     width: int | None = None
     num_frames: int | None = None
     flat: bool = False  # every pixel of the output has one value
-    error: str | None = None
     replica: int = 0
     ranks: tuple[int, ...] = ()
-    attempt: int = 0
     stage_s: dict[str, float] = field(default_factory=dict)
     peak_memory_bytes: int = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -15,6 +16,8 @@ from diffbatch.cli.plan import plan
 from diffbatch.cli.run import run
 from diffbatch.cli.schema import schema
 from diffbatch.cli.sheet import sheet
+
+_NUM_BEFORE_GC = 100_000  # new objects; Python's own 700 is for programs with few
 
 app = typer.Typer(
     name="diffbatch",
@@ -57,6 +60,9 @@ def main() -> None:
     from diffbatch.errors import EXIT_INTERNAL, DiffbatchError
 
     _speak_utf8()
+    # A job's requests and records live to the end: looking for cycles among them again and again,
+    # as they become many, would only cost time.
+    gc.set_threshold(_NUM_BEFORE_GC)
     try:
         app()
     except DiffbatchError as error:

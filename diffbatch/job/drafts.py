@@ -160,10 +160,10 @@ class _FileRows:
 
     def draft(self, row: Row) -> Draft | None:
         shown = self._source.shown
-        own = row.columns.keys() & _ROW_KEYS
-        if not own and self._common is not None:
+        if self._common is not None and _ROW_KEYS.isdisjoint(row.columns):
             seeds, resolved = self._common
             return Draft(row.prompt, *seeds, resolved, row.columns, shown, row.line)
+        own = row.columns.keys() & _ROW_KEYS
         place = f"{shown}:{row.line}"
         request = self._request(row, own, place)
         if request is None:

@@ -97,7 +97,7 @@ class _Numbering:
         resolved = draft.resolved
         try:
             req_id = self._unique(content_id(self._model_key, resolved.key, draft.prompt, seed))
-            values.update(index=index, seed=seed, id=req_id)
+            values["index"], values["seed"], values["id"] = index, seed, req_id
             name = self._template.render(values, resolved.suffix)
         except NameTemplateError as error:
             self._report_once(draft, error)

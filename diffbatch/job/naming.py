@@ -41,6 +41,7 @@ _BAD_CODES = (
 )
 _CLEAN = dict.fromkeys((*_BAD_CODES, *map(ord, _FORBIDDEN)), "_")
 _CLEAN |= {ord(char): " " for char in "\t\n\r"}
+_WORDS_ONLY = "".join(c if c.isalnum() else " " for c in map(chr, range(0x80)))  # for translate
 
 
 class NameTemplateError(ValueError):
@@ -61,7 +62,7 @@ def slugify(prompt: str) -> str:
     text = prompt[:_NUM_PROMPT_CHARS_READ].lower()
     if not text.isascii():
         text = _keep_words(text)
-    slug = re.sub(r"[\W_]+", "-", text).strip("-") if text.isascii() else text
+    slug = "-".join(text.translate(_WORDS_ONLY).split()) if text.isascii() else text
     if len(slug) > _SLUG_CHARS_MAX:
         whole, dash, _ = slug[: _SLUG_CHARS_MAX + 1].rpartition("-")
         slug = whole if dash else slug[:_SLUG_CHARS_MAX]

@@ -15,7 +15,7 @@ from diffbatch.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SOME_FAILED
 from diffbatch.launch.prepare import Prepared
 from diffbatch.launch.progress import Tally
 from diffbatch.launch.times import overhead_facts, stage_facts
-from diffbatch.req import Record
+from diffbatch.req import RecordHead
 from diffbatch.worker.link import Message
 
 _PACKAGES = ("diffbatch", "torch", "diffusers", "transformers", "numpy", "pillow")
@@ -105,7 +105,7 @@ class Outcome:
         cls,
         root: Path,
         selected: Set[str],
-        records: Mapping[str, Record],
+        records: Mapping[str, RecordHead],
         *,
         made: int,
         signal: str | None,

@@ -28,7 +28,9 @@ from diffbatch.output.layout import (
 )
 from diffbatch.output.lock import FolderLock, wait_for_writers
 from diffbatch.output.manifest import (
+    has_parts,
     merge,
+    read_heads,
     read_manifest,
     read_records,
     write_manifest,
@@ -36,7 +38,7 @@ from diffbatch.output.manifest import (
 from diffbatch.output.moves import finish_moves, move_all, staged_name, staging_folder
 from diffbatch.output.part import ManifestPart
 from diffbatch.output.resume import Resume, compare
-from diffbatch.req import Record, Req
+from diffbatch.req import RecordHead, Req
 
 SCHEMA_VERSION = 1
 _MAX_LISTED = 10
@@ -73,7 +75,7 @@ class RunFolder:
                 _take_in_parts(self.root)
             if fresh and self.owned:
                 self._move_aside(command)
-            self.records: dict[str, Record] = read_manifest(self.root)
+            self.records: Mapping[str, RecordHead] = read_heads(self.root)
         except BaseException:
             self._lock.release()
             raise
@@ -121,9 +123,14 @@ class RunFolder:
             self._carry_out(resume)
         return resume
 
-    def merge(self, reqs: Sequence[Req]) -> dict[str, Record]:
-        """Merge the parts into manifest.jsonl, in job order, when all writers have ended."""
+    def merge(self, reqs: Sequence[Req]) -> Mapping[str, RecordHead]:
+        """Merge the parts into manifest.jsonl, in job order, when all writers have ended.
+
+        Without parts no worker has written since `reconcile`, which left the manifest as it is.
+        """
         with _folder_errors(self.root):
+            if (self.root / MANIFEST).exists() and not has_parts(self.root):
+                return self.records
             self.records = merge(self.root, {req.id: req.index for req in reqs})
             # A killed worker's ffmpeg may have finished its temporary file after `reconcile`.
             for temp in _scan(self.root, reqs, self.records)[1]:
@@ -143,17 +150,22 @@ class RunFolder:
     def _carry_out(self, resume: Resume) -> None:
         """Moves and manifests change together: a crash leaves the state before or after."""
         records = {record.id: record for record in resume.records}
-        if not (resume.renames or resume.retire) and records == self.records:
+        same = [*records.values()] == [*self.records.values()]  # in the same order, too
+        if same and not (resume.renames or resume.retire):
             return
         retired = self._retired_names(resume.retire)
         staged = [MANIFEST]
         folder = staging_folder(self.root)
-        write_manifest(folder / staged_name(MANIFEST), resume.records)
+        old = read_manifest(self.root)
+        now = (replace(old[head.id], index=head.index, file=head.file) for head in resume.records)
+        write_manifest(folder / staged_name(MANIFEST), now)
         if resume.retired_records:
             final = f"{RETIRED}/{MANIFEST}"
-            old = read_records(self.root / final)
-            new = (replace(rec, file=retired[rec.file]) for rec in resume.retired_records)
-            write_manifest(folder / staged_name(final), [*old, *new])
+            before = read_records(self.root / final)
+            new = (
+                replace(old[head.id], file=retired[head.file]) for head in resume.retired_records
+            )
+            write_manifest(folder / staged_name(final), [*before, *new])
             staged.append(final)
         move_all(self.root, [*resume.renames, *retired.items()], staged)
         self.records = records
@@ -187,7 +199,7 @@ class RunFolder:
 
 def look(path: Path, reqs: Sequence[Req], *, retry_failed: bool = False) -> Resume:
     """What a run would find to do in the folder at `path`: changes nothing, takes no lock."""
-    records = read_manifest(path)
+    records = read_heads(path)
     sizes, _ = _scan(path, reqs, records)
     owned = is_run_folder(path)
     return compare(reqs, records, sizes, retry_failed=retry_failed, owned=owned)
@@ -222,12 +234,12 @@ def _take_in_parts(root: Path) -> None:
     """Merge what the writers of a killed run left, also a file that only lacked its record."""
     for announced in (root / PARTS).glob("*.next"):
         ManifestPart(root, announced.stem).close()
-    if any((root / PARTS).glob("*.jsonl")):
+    if has_parts(root):
         merge(root)
 
 
 def _scan(
-    root: Path, reqs: Iterable[Req], records: Mapping[str, Record]
+    root: Path, reqs: Iterable[Req], records: Mapping[str, RecordHead]
 ) -> tuple[dict[str, int], list[Path]]:
     """Sizes by relative name, and stray temporaries, of the folders that outputs live in.
 

@@ -21,13 +21,15 @@ RESERVED = frozenset({FACTS, MANIFEST, PARTS, LOGS, PROFILE, RETIRED, FRAMES, GA
 # In a failed record: the request was made but not saved, so any rerun tries again.
 NOT_SAVED = "not saved: "
 
+_TEMP_PREFIX = ".tmp-"
 _TEMP = re.compile(r"\.tmp-.+-\d+-\d+\.\w+(\.meta)?")
 
 
 def is_reserved(file: str) -> bool:
     """True when an output of this name (relative, `/` between folders) would hit one of ours."""
-    parts = file.split("/")
-    return parts[0].lower() in RESERVED or any(part.startswith(".tmp-") for part in parts)
+    if file.partition("/")[0].lower() in RESERVED:
+        return True
+    return _TEMP_PREFIX in file and any(p.startswith(_TEMP_PREFIX) for p in file.split("/"))
 
 
 def is_run_folder(root: Path) -> bool:
@@ -38,12 +40,12 @@ def is_run_folder(root: Path) -> bool:
 def temp_name(writer: str, pid: int, number: int, suffix: str) -> str:
     """Unique over the writers of a folder, on any host; not made from the final name, whose
     length may already be the longest that the file system takes."""
-    return f".tmp-{writer}-{pid}-{number}.{suffix}"
+    return f"{_TEMP_PREFIX}{writer}-{pid}-{number}.{suffix}"
 
 
 def is_temp(name: str) -> bool:
     """True for names from `temp_name`, and ffmpeg's tags beside one."""
-    return _TEMP.fullmatch(name) is not None
+    return name.startswith(_TEMP_PREFIX) and _TEMP.fullmatch(name) is not None
 
 
 def frames_file(req_id: str) -> str:

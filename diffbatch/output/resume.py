@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from diffbatch.errors import JobError
 from diffbatch.output.formats import suffix_of
 from diffbatch.output.layout import NOT_SAVED
-from diffbatch.req import Record, Req
+from diffbatch.req import RecordHead, Req
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +26,13 @@ class Resume:
     renames: tuple[tuple[str, str], ...]  # done files whose name changed: (from, to)
     retire: tuple[str, ...]  # files of ours that the job no longer asks for, or that were changed
     foreign: tuple[str, ...]  # files not of ours that stand where an output belongs
-    records: tuple[Record, ...]  # what manifest.jsonl then holds, in job order
-    retired_records: tuple[Record, ...]  # ok records of `retire`, under their old file names
+    records: tuple[RecordHead, ...]  # what manifest.jsonl then holds, in job order
+    retired_records: tuple[RecordHead, ...]  # ok records of `retire`, under their old file names
 
 
 def compare(
     reqs: Sequence[Req],
-    records: Mapping[str, Record],
+    records: Mapping[str, RecordHead],
     sizes: Mapping[str, int],
     *,
     retry_failed: bool = False,
@@ -48,43 +48,45 @@ def compare(
     what else was made stays, unless a Req now takes its file name.
     """
     named = Counter(record.file for record in records.values() if record.status == "ok")
-    done: dict[str, Record] = {}
-    failed: dict[str, Record] = {}
+    done: set[str] = set()
+    failed: set[str] = set()
     pending: set[str] = set()
+    in_use: set[str] = set()  # files
+    renames: list[tuple[str, str]] = []
+    kept: list[RecordHead] = []
     for req in reqs:
         record = records.get(req.id)
         if record is None:
             pending.add(req.id)
         elif record.status == "failed":
-            failed[req.id] = record
-            if retry_failed or (record.error or "").startswith(NOT_SAVED):
-                pending.add(req.id)
+            again = retry_failed or (record.error or "").startswith(NOT_SAVED)
+            (pending if again else failed).add(req.id)
+            kept.append(_named_as(record, req))
         elif named[record.file] == 1 and _is_there(record, req, sizes):
-            done[req.id] = record
+            done.add(req.id)
+            in_use.add(record.file)
+            kept.append(_named_as(record, req))
+            if record.file != req.file:
+                renames.append((record.file, req.file))
         else:
             pending.add(req.id)
     others = _others(reqs, records, sizes) if keep_others else []
-    in_use = {record.file for record in (*done.values(), *others)}
+    in_use.update(record.file for record in others)
     stale = [
         record
         for record in records.values()
-        if record.status == "ok" and record.file in sizes and record.file not in in_use
+        if record.status == "ok" and record.file not in in_use and record.file in sizes
     ]
     retire = {record.file for record in stale}
-    strangers = {req.file for req in reqs if req.file in sizes} - in_use - retire
-    kept = {**done, **failed}
+    strangers = {req.file for req in reqs if req.file not in in_use and req.file in sizes} - retire
     return Resume(
         done=frozenset(done),
-        failed=frozenset(failed.keys() - pending),
+        failed=frozenset(failed),
         pending=frozenset(pending),
-        renames=tuple(
-            (done[req.id].file, req.file)
-            for req in reqs
-            if req.id in done and done[req.id].file != req.file
-        ),
+        renames=tuple(renames),
         retire=tuple(sorted(retire | strangers if owned else retire)),
         foreign=() if owned else tuple(sorted(strangers)),
-        records=(*(_named_as(kept[req.id], req) for req in reqs if req.id in kept), *others),
+        records=(*kept, *others),
         retired_records=tuple(stale),
     )
 
@@ -139,8 +141,8 @@ def select(
 
 
 def _others(
-    reqs: Sequence[Req], records: Mapping[str, Record], sizes: Mapping[str, int]
-) -> list[Record]:
+    reqs: Sequence[Req], records: Mapping[str, RecordHead], sizes: Mapping[str, int]
+) -> list[RecordHead]:
     """The records of other Reqs that are still true and whose file names are not asked for now."""
     ids = {req.id for req in reqs}
     targets = {req.file for req in reqs}
@@ -153,15 +155,15 @@ def _others(
     ]
 
 
-def _is_there(record: Record, req: Req, sizes: Mapping[str, int]) -> bool:
+def _is_there(record: RecordHead, req: Req, sizes: Mapping[str, int]) -> bool:
     """The recorded file exists, unchanged in size, in the format now asked for."""
-    same_format = suffix_of(record.file) == suffix_of(req.file)
+    same_format = record.file == req.file or suffix_of(record.file) == suffix_of(req.file)
     return same_format and sizes.get(record.file) == record.bytes
 
 
-def _named_as(record: Record, req: Req) -> Record:
+def _named_as(record: RecordHead, req: Req) -> RecordHead:
     """The record with the index and file name that the job now gives to its Req."""
-    if (record.index, record.file) == (req.index, req.file):
+    if record.index == req.index and record.file == req.file:
         return record
     return replace(record, index=req.index, file=req.file)
 

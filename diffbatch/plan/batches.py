@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from diffbatch.plan.facts import AUTO_REQS, AUTO_TOKENS, BatchSize, ModelFacts
@@ -35,13 +35,15 @@ def micro_batches(
     """
     open_buckets: dict[SamplingParams, list[Req]] = {}
     keys: dict[SamplingParams, SamplingParams] = {}
+    sizes: dict[SamplingParams, int] = {}
     for req in reqs:
         key = keys.get(req.params)
         if key is None:
             key = keys[req.params] = forward_key(req.params)
+            sizes[key] = batch_size_of(key, batch_size, facts)
         bucket = open_buckets.setdefault(key, [])
         bucket.append(req)
-        if len(bucket) == batch_size_of(key, batch_size, facts):
+        if len(bucket) == sizes[key]:
             yield tuple(bucket), len(bucket) * cost(key, facts)
             bucket.clear()
     for key, bucket in open_buckets.items():
@@ -50,14 +52,16 @@ def micro_batches(
 
 
 def work_queue(
-    reqs: Iterable[Req], todo: Container[str], *, batch_size: BatchSize, facts: ModelFacts
+    reqs: Iterable[Req], todo: Set[str], *, batch_size: BatchSize, facts: ModelFacts
 ) -> list[MicroBatch]:
     """The micro-batches that hold at least one id of `todo`, dearest first.
 
     Python's sort is stable: among equal costs the job's order stays, and with it the
     neighbourhood of equal prompts.
     """
-    queue = []
+    queue: list[MicroBatch] = []
+    if not todo:
+        return queue
     for batch, batch_cost in micro_batches(reqs, batch_size, facts):
         write = frozenset(req.id for req in batch if req.id in todo)
         if write:

@@ -164,6 +164,6 @@ def test_warm_up_requests_are_like_the_others_but_with_texts_and_names_of_their_
 
 
 def test_a_point_that_does_not_fit_the_memory_is_refused(model: Path) -> None:
-    work = replace(workload(model), machine=Machine(memory_gb=1e-6))
+    work = replace(workload(model), machine=Machine(memory_gb=1e-9))
     with pytest.raises(PlanError, match="--memory-gb"):
         make_task(work, point(replicas=1))

@@ -49,8 +49,20 @@ def test_a_rerun_has_nothing_to_do_and_touches_nothing(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     with RunFolder(tmp_path) as folder:
         assert not folder.reconcile(reqs).pending
+        assert list(folder.merge(reqs)) == [req.id for req in reqs]
     after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     assert before == after
+
+
+def test_a_rerun_brings_the_manifest_back_into_job_order(tmp_path: Path) -> None:
+    reqs = job("a", "b", "c")
+    run_job(tmp_path, reqs)
+    manifest = tmp_path / "manifest.jsonl"
+    lines = manifest.read_bytes().splitlines(keepends=True)
+    manifest.write_bytes(b"".join(reversed(lines)))
+    with RunFolder(tmp_path) as folder:
+        assert not folder.reconcile(reqs).pending
+    assert manifest.read_bytes() == b"".join(lines)
 
 
 def test_a_deleted_file_and_an_edited_prompt_are_the_only_work(tmp_path: Path) -> None:

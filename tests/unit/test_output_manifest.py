@@ -3,13 +3,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from diffbatch.errors import RunFolderError
-from diffbatch.output.manifest import merge, read_manifest, record_line
+from diffbatch.output.manifest import merge, read_heads, read_manifest, record_line
 from diffbatch.output.part import ManifestPart
 from diffbatch.req import Record
 from tests.unit.output_helpers import HARD_PROMPT, make_req
@@ -50,6 +50,15 @@ def test_records_round_trip(tmp_path: Path) -> None:
 
 def test_half_a_surrogate_pair_in_an_error_is_still_a_valid_line() -> None:
     assert json.loads(record_line(make_record(error="bad \ud83d")))["error"] == "bad \ud83d"
+
+
+def test_heads_are_the_first_fields_of_the_records(tmp_path: Path) -> None:
+    append(tmp_path, "rank-0", make_record(0, bytes=3), make_record(1, error="bad \ud83d"))
+    records, heads = read_manifest(tmp_path), read_heads(tmp_path)
+    assert list(heads) == list(records)
+    for req_id, head in heads.items():
+        assert asdict(head).items() <= asdict(records[req_id]).items()
+    assert heads[make_record(1).id].error == "bad \ud83d"
 
 
 def test_no_manifest_is_an_empty_one(tmp_path: Path) -> None:
