@@ -142,7 +142,7 @@ def test_plan_takes_the_options_of_a_run(job: Path) -> None:
         {option for param in get_command(app).commands[name].params for option in param.opts}
         for name in ("plan", "run")
     )
-    own = {"--fresh", "--retry-failed", "--max-restarts", "--threads", "--quiet", "-q"}
+    own = {"--fresh", "--retry-failed", "--max-restarts", "--threads", "--quiet", "-q", "--profile"}
     assert run_options - plan_options == own
     assert plan_options <= run_options
     options = [
