@@ -20,6 +20,7 @@ from diffbatch.plan.layout import Layout
 from diffbatch.req import MicroBatch
 from diffbatch.terminal import printable
 from diffbatch.worker.link import Message, QueueLink, queue_link_pair
+from diffbatch.worker.spec import RankEnv
 
 _TURN_S = 0.2
 _OVER: Message = {"event": "over"}  # from the main thread: the workers have left
@@ -32,7 +33,7 @@ def inside_torchrun() -> bool:
 
 def run_inside(prepared: Prepared, choices: RunChoices, console: Console) -> int:
     """Serve as one rank; rank 0 is the client too. Returns the exit code, which rank 0 decides."""
-    from diffbatch.worker.main import RankEnv, keep_log, work
+    from diffbatch.worker.main import keep_log, work
 
     env = RankEnv.read()
     layout = _layout(prepared, env.world_size)

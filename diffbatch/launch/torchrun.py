@@ -18,6 +18,11 @@ _FORKING = "diffbatch.worker.agent"
 _EXIT_CODE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 
 
+def _can_fork() -> bool:
+    """Neither CUDA nor the frameworks of macOS survive a fork."""
+    return sys.platform == "linux" and num_gpus() == 0
+
+
 class Torchrun:
     """One torchrun on this host, in a session of its own.
 
@@ -39,7 +44,7 @@ class Torchrun:
     ) -> None:
         self._log_path = log_path
         command = [
-            *(sys.executable, "-m", "torch.distributed.run" if num_gpus() else _FORKING),
+            *(sys.executable, "-m", _FORKING if _can_fork() else "torch.distributed.run"),
             # What --standalone means, spelt out.
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "local"),
             *("--nproc-per-node", str(num_ranks), "--max-restarts", str(max_restarts)),

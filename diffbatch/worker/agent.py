@@ -15,16 +15,7 @@ from pathlib import Path
 
 from diffbatch.worker.spec import WorkerSpec
 
-_MODULES = (
-    "diffbatch.worker.main",
-    "diffbatch.worker.board",
-    "diffbatch.worker.scheduler",
-    "diffbatch.worker.orders",
-    "diffbatch.worker.gpu_worker",
-    "diffbatch.pipeline.executor",
-    "diffbatch.output.writer",
-    "diffbatch.models.loading",
-)
+_MODULES = ("diffbatch.worker.rank", "diffbatch.worker.scheduler")  # with all they import
 
 
 def main() -> None:

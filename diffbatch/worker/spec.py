@@ -1,8 +1,9 @@
-"""WorkerSpec: what a worker process must know, as one JSON text. Made by the launcher."""
+"""What a worker process must know: WorkerSpec from the launcher, RankEnv from torchrun."""
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,23 @@ class WorkerSpec:
         data["layout"] = Layout(**data["layout"])
         data["partition"] = tuple(data["partition"]) if data["partition"] else None
         return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnv:
+    """What torchrun says of this process."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    attempt: int  # 0, then 1, 2, ... after restarts
+
+    @classmethod
+    def read(cls) -> RankEnv:
+        """From the environment that torchrun sets."""
+        return cls(
+            rank=int(os.environ["RANK"]),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        )
