@@ -1,6 +1,6 @@
 """How much of the time of a replica is the transformer's forward, and what a request costs besides.
 
-python benchmarks/overhead.py [--prompts 8 --steps 10 --heads 10]: one rank, one thread, a Wan
+python benchmarks/overhead.py [--prompts 8 --steps 20 --heads 10]: one rank, one thread, a Wan
 transformer of random weights. The run is the real one, with this process as its only rank; the
 transformer's forward is timed from outside. Steady state is from the first request's start to the
 last record.
@@ -58,7 +58,7 @@ def be_the_only_rank() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--heads", type=int, default=10)
     options = parser.parse_args()

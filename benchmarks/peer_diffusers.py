@@ -1,7 +1,7 @@
-"""What people run without diffbatch: diffusers alone, or under `accelerate launch`. See peers.py.
+"""What people run without diffbatch: diffusers alone, or split by accelerate. See peers.py.
 
 python peer_diffusers.py WORK.json OUTPUT --batch 8: draws the requests of WORK.json in batches and
-saves each picture as it comes. Under `accelerate launch` every process takes its share with
+saves each picture as it comes. With `--accelerate` every process takes its share with
 `split_between_processes`, as accelerate's guide to distributed inference teaches. Each process
 writes the seconds from its first call to its last saved picture into OUTPUT/times-RANK.json.
 """
@@ -35,6 +35,7 @@ def main() -> None:
         from accelerate import PartialState
 
         state = PartialState(cpu=True)
+        assert state.num_processes > 1, "start it with torchrun"
         with state.split_between_processes(work["requests"]) as share:
             draw(pipeline, share, work["params"], options)
     else:

@@ -4,7 +4,9 @@ python benchmarks/peers.py [--rounds 3] [--write]: 16 prompts x 4 seeds of the d
 as many threads in all as `--threads` says. Compared are
   loop        plain diffusers, one prompt a call, all threads
   batch N     plain diffusers, N prompts a call, all threads
-  processes N `accelerate launch`, one process a thread, split_between_processes, N prompts a call
+  processes N accelerate's split_between_processes, one process a thread, N prompts a call;
+              started with torchrun, as `accelerate launch` does for GPUs (on a CPU it starts one
+              process, whatever --num_processes says)
   diffbatch   one replica a thread, batch_size auto
 Wall is the whole process, start-up and imports included; steady is from the first call (the first
 request that a worker takes) to the last saved picture. The best round of each counts. Pictures are
@@ -85,10 +87,8 @@ def make_peers(work: Path, job: Path, threads: int, batches: list[int]) -> list[
     script = str(_ROOT / "benchmarks" / "peer_diffusers.py")
     plain = [sys.executable, script, str(work), "{out}", "--threads", str(threads)]
     launch = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1"),
-        *("--num_processes", str(threads), "--num_cpu_threads_per_process", "1"),
-        *("--mixed_precision", "no", "--dynamo_backend", "no", script, str(work), "{out}"),
-        "--accelerate",
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(threads), script, str(work), "{out}", "--accelerate"),
     ]
     ours = [sys.executable, "-m", "diffbatch", "run", str(job), "--output", "{out}", "--json"]
     ours += ["--replicas", str(threads), "--threads", "1"]

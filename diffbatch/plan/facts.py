@@ -10,7 +10,7 @@ from typing import Any, Literal
 Modality = Literal["image", "video"]
 BatchSize = int | Literal["auto"]
 
-AUTO_TOKENS, AUTO_REQS = 4096, 8
+AUTO_TOKENS, AUTO_REQS = 4096, 16
 """What `batch_size: auto` puts into one forward at most: picture tokens, and Reqs."""
 
 

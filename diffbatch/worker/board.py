@@ -8,7 +8,10 @@ a store client serves one caller at a time.
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,7 @@ _WORK, _EVENTS, _STOP, _OPEN, _GONE = "work", "events", "stop", "open", "gone"
 _END = b"end"
 _OPEN_S = 600.0
 _GONE_S = 60.0
+_STOP_POLL_S = 0.2
 
 
 class EndOfWork:
@@ -32,11 +36,13 @@ class Board:
         from torch.distributed.distributed_c10d import PrefixStore
 
         self._store: Any = PrefixStore(f"diffbatch/{attempt}", store)
+        self._stop_seen = threading.Event()
 
     def clone(self) -> Board:
         """A board on a connection of its own, for another thread."""
         board = Board.__new__(Board)
         board._store = self._store.clone()
+        board._stop_seen = self._stop_seen
         return board
 
     def open(self, *, has_work: bool = True) -> None:
@@ -96,10 +102,28 @@ class Board:
         """Tell every leader to claim nothing more and to drop what is in flight."""
         self._store.set(_STOP, "1")
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within the block a thread keeps `stopped` true to what happens, at no cost to a step."""
+        over = threading.Event()
+        thread = threading.Thread(target=self.clone()._watch, args=(over,), name="stop")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     @property
     def stopped(self) -> bool:
-        """Whether `stop` was called by anyone."""
-        return bool(self._store.check([_STOP]))
+        """Whether `stop` was called by anyone; only within `watching`."""
+        return self._stop_seen.is_set()
+
+    def _watch(self, over: threading.Event) -> None:
+        while not over.wait(_STOP_POLL_S):
+            if self._store.check([_STOP]):
+                self._stop_seen.set()
+                return
 
     def _pop(self, queue: str) -> bytes | None:
         from torch.distributed import QueueEmptyError

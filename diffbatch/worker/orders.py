@@ -16,7 +16,7 @@ from diffbatch.worker.bridge import Bridge, Order, Report
 from diffbatch.worker.gpu_worker import Sink
 
 _IDLE_S = 0.02  # between two looks at an empty queue; bounds the delay of a new request
-_STEP_EVENT_S = 0.5  # at most this often a leader reports its steps
+_STEP_EVENT_S = 1.0  # at most this often a leader reports its steps
 _LEAVE_S = 120.0  # for the other ranks to save what they hold
 _log = get_logger(__name__)
 

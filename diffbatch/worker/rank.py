@@ -58,7 +58,8 @@ def run_rank(spec: WorkerSpec, env: RankEnv, store: Any, board: Board) -> bool:
     _on_sigterm(orders.terminate)
     loaded = {"load": _load_facts(model), "load_s": load_s}
     board.post({"event": "ready", **me, "device": _describe(device), **loaded})
-    times = worker.run(orders)
+    with board.watching():
+        times = worker.run(orders)
     times["stage_s"] |= sink.stage_s
     board.post({"event": "rank", **me, **times, "peak_memory_bytes": peak_memory_bytes(device)})
     if team.place == 0:

@@ -44,7 +44,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("outputs/demo_model/weights"), help="the diffusers folder"
     )
-    parser.add_argument("--vae-minutes", type=float, default=10.0)
+    parser.add_argument("--vae-minutes", type=float, default=25.0)
     parser.add_argument("--text-minutes", type=float, default=1.5)
     parser.add_argument("--minutes", type=float, default=60.0, help="for the transformer")
     parser.add_argument("--pictures", type=int, default=40_000, help="size of the training set")

@@ -1,6 +1,6 @@
 """The shipped demo weights draw what the prompt says, through the plain diffusers pipeline.
 
-The bounds are the model card's accuracies (background and colour 100 %, shape 94.2 %) minus a
+The bounds are the model card's accuracies (background and colour 100 %, shape 99.2 %) minus a
 margin of about five pictures for the rounding of other CPUs.
 """
 
@@ -68,8 +68,8 @@ def test_pictures_follow_held_out_prompts(pipeline: diffusers.WanPipeline) -> No
     print(shares)
     assert shares["background"] >= 0.95
     assert shares["colour"] >= 0.95
-    assert shares["shape"] >= 0.90
-    assert shares["all at once"] >= 0.90
+    assert shares["shape"] >= 0.95
+    assert shares["all at once"] >= 0.95
 
 
 def test_guidance_changes_the_picture(pipeline: diffusers.WanPipeline) -> None:
@@ -94,13 +94,15 @@ def test_diffbatch_draws_the_same_bit_for_bit(pipeline: diffusers.WanPipeline) -
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_negative_background_is_drawn_less_often(pipeline: diffusers.WanPipeline) -> None:
-    prompts = ["a red square"] * 24
-    free, kept_away = (
-        [look(picture).background for picture in draw(pipeline, prompts, negative_prompt=negative)]
-        for negative in ("", "white background")
-    )
-    print(f"white backgrounds: {free.count('white')} free, {kept_away.count('white')} kept away")
-    assert free.count("white") >= kept_away.count("white") + 3
+    def backgrounds(negative: str) -> list[str]:
+        pictures = draw(pipeline, ["a red square"] * 24, negative_prompt=negative)
+        return [look(picture).background for picture in pictures]
+
+    free = backgrounds("")
+    num_free = free.count("white") + free.count("black")
+    num_left = sum(backgrounds(f"{name} background").count(name) for name in ("white", "black"))
+    print(f"white and black backgrounds: {num_free} free, {num_left} when asked to keep away")
+    assert num_free >= num_left + 5
 
 
 def _mean_difference(left: list[Picture], right: list[Picture]) -> float:

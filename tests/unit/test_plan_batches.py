@@ -48,7 +48,7 @@ def test_only_equal_shapes_share_a_micro_batch_in_job_order(
 
 @pytest.mark.parametrize(
     ("side", "frames", "expected"),
-    [(64, 1, 8), (256, 1, 8), (512, 1, 4), (1024, 1, 1), (64, 81, 8), (512, 81, 1), (4096, 1, 1)],
+    [(64, 1, 16), (256, 1, 16), (512, 1, 4), (1024, 1, 1), (64, 81, 12), (512, 81, 1)],
 )
 def test_auto_fills_a_forward_by_tokens(side: int, frames: int, expected: int) -> None:
     req = make_req(0, "p", height=side, width=side, num_frames=frames)
@@ -57,14 +57,14 @@ def test_auto_fills_a_forward_by_tokens(side: int, frames: int, expected: int) -
 
 
 def test_auto_decides_for_each_shape_by_itself() -> None:
-    sizes = [64] * 9 + [1024] * 2
+    sizes = [64] * 17 + [1024] * 2
     found = [
         len(batch)
         for batch, _ in micro_batches(
             [make_req(i, f"p{i}", height=s, width=s) for i, s in enumerate(sizes)], "auto", FACTS
         )
     ]
-    assert sorted(found) == [1, 1, 1, 8]
+    assert sorted(found) == [1, 1, 1, 16]
 
 
 @pytest.mark.parametrize("batch_size", range(1, 7))
