@@ -23,7 +23,7 @@ from diffbatch.pipeline.composed import ComposedPipeline
 from diffbatch.pipeline.encoder import TeamEncoder
 from diffbatch.pipeline.flight import Failure, Finished, Flight, Turn
 from diffbatch.pipeline.join import Encoded, groups_of_equal_shape, join
-from diffbatch.pipeline.reuse import TextReuse
+from diffbatch.pipeline.reuse import Memo, TextReuse
 from diffbatch.req import MicroBatch, OutputBatch
 
 _log = get_logger(__name__)
@@ -229,6 +229,7 @@ class ParallelExecutor:
 
     def _land(self, flight: Flight) -> None:
         """After the last step: the final latents go to the rank that decodes them."""
+        flight.memo = Memo()  # decoding needs the memory
         if flight.lane is not None:
             flight.lane.close()
         if not flight.failed:
