@@ -144,7 +144,7 @@ def work(spec: WorkerSpec) -> None:
 
 
 def lead(spec: WorkerSpec, rank: int, store: Any) -> None:
-    """What `worker.main` does on the leader of a replica of one rank."""
+    """What `worker.rank` does on the leader of a replica of one rank."""
     from diffbatch.worker.board import Board
     from diffbatch.worker.bridge import Bridge
     from diffbatch.worker.gpu_worker import GPUWorker
