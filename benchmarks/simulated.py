@@ -59,7 +59,13 @@ class InstantExecutor:
     steps = (0, 0)
 
     def __init__(self) -> None:
+        import torch
+
+        from diffbatch.parallel.wire import Waiting
+        from diffbatch.pipeline.clock import StageLedger
+
         self._flights: list[tuple[str, MicroBatch]] = []
+        self.ledger = StageLedger(torch.device("cpu"), Waiting())
 
     @property
     def num_in_flight(self) -> int:
