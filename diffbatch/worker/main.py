@@ -17,6 +17,7 @@ from diffbatch.worker.lifeline import hold_lifeline
 from diffbatch.worker.link import Link, connect
 from diffbatch.worker.spec import RankEnv, WorkerSpec
 
+_TERMINATED = 128 + signal.SIGTERM  # the exit code, as shells tell it
 _FAREWELL_S = 1.0  # for the Scheduler to forward the cause before torchrun ends every rank
 _log = get_logger(__name__)
 
@@ -30,7 +31,9 @@ def serve(text: str) -> None:
     hold_lifeline(spec.parent_pid)
     keep_log(spec, env)
     link = connect(spec.link) if env.rank == 0 and spec.link is not None else None
-    work(spec, env, link)
+    if work(spec, env, link):
+        # A fork that returns would wait until all others have returned, and torchrun for it.
+        sys.exit(_TERMINATED)
 
 
 def keep_log(spec: WorkerSpec, env: RankEnv, *, redirect: bool = True) -> None:
@@ -48,8 +51,10 @@ def work(
     *,
     has_work: bool = True,
     begin: Callable[[], None] = lambda: None,
-) -> None:
+) -> bool:
     """Serve as rank `env.rank` until the work ends. `link` leads to the client, on rank 0 only.
+
+    Returns whether a signal ended it.
 
     `has_work`: rank 0 knows whether anything is to be made; without it every rank ends at once.
     `begin` is called when the run folder is ready and before anything is loaded.
@@ -73,7 +78,7 @@ def work(
     if not has_work:
         if env.rank == 0:
             board.wait_until_gone(env.world_size - 1)
-        return
+        return False
     begin()
     if link is not None:
         thread = Scheduler(link, board.clone(), spec.layout.replicas).start()
@@ -95,6 +100,7 @@ def work(
     if thread is not None:
         # Terminated by torchrun, other leaders may be gone without a word: do not wait for them.
         thread.join(_FAREWELL_S if terminated else None)
+    return terminated
 
 
 def _exit_code(error: BaseException) -> int:
