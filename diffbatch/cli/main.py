@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -17,6 +18,7 @@ from diffbatch.cli.run import run
 from diffbatch.cli.schema import schema
 from diffbatch.cli.sheet import sheet
 
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 _NUM_BEFORE_GC = 100_000  # new objects; Python's own 700 is for programs with few
 
 app = typer.Typer(
@@ -71,7 +73,10 @@ def main() -> None:
         for problem in error.problems:
             sys.stderr.write(f"diffbatch: {printable(str(problem))}\n")
         sys.exit(error.exit_code)
-    except Exception:  # noqa: BLE001 the command boundary
+    except Exception as error:  # noqa: BLE001 the command boundary
+        if isinstance(error, OSError) and error.errno in _FULL:
+            sys.stderr.write(f"diffbatch: cannot write: {error.strerror}; make room\n")
+            os._exit(EXIT_INTERNAL)  # without a flush of what could not be written
         traceback.print_exc()
         sys.stderr.write("diffbatch: internal error, see above\n")
         sys.exit(EXIT_INTERNAL)

@@ -67,7 +67,7 @@ def _show(found: dict[str, Any], console: Console) -> None:
             str(req["index"]), str(req["seed"]), text(req["file"]), text(_short(req["prompt"]))
         )
     console.print(first)
-    shapes = table("Micro-batches", "number", "requests", "branches", "tokens", "parameters")
+    shapes = table("Micro-batches", "number", "of up to", "branches", "tokens", "parameters")
     for shape in found["shapes"]:
         params = ", ".join(f"{name} {value}" for name, value in shape["params"].items())
         shapes.add_row(

@@ -59,8 +59,14 @@ class MemoryPlanner:
             weights.name: bytes_of_layout(weights, layout, self._dtype, partition)
             for weights in self._weights
         }
-        work = _work(self._prepared, layout)
-        activations = activation_bytes(self._widths, work, layout, ITEM_BYTES[self._dtype])
+        item_bytes = ITEM_BYTES[self._dtype]
+        activations = max(
+            (
+                activation_bytes(self._widths, work, layout, item_bytes)
+                for work in _works(self._prepared, layout)
+            ),
+            default=0,
+        )
         ranks = tuple(
             RankMemory(
                 rank=rank,
@@ -132,14 +138,11 @@ def _config(folder: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _work(prepared: Prepared, layout: Layout) -> Work:
+def _works(prepared: Prepared, layout: Layout) -> Iterator[Work]:
+    """What the kinds of micro-batch bring to this layout; no batch is larger than the job."""
     flights = prepared.job.spec.parallel.in_flight or (layout.pp + 1 if layout.pp > 1 else 1)
-    return Work(
-        batch_size=max(prepared.batch_sizes, default=1),
-        branches=2 if prepared.facts.guided else 1,
-        picture_tokens=max(prepared.picture_lengths, default=0),
-        text_tokens=max(prepared.text_lengths, default=0),
-        frame_pixels=max((height * width for height, width, _ in prepared.sizes), default=0),
-        clip_pixels=max((height * width * n for height, width, n in prepared.sizes), default=0),
-        flights=flights,
-    )
+    branches = 2 if prepared.facts.guided else 1
+    num = prepared.counts["requests"]
+    for work in prepared.works:
+        size = min(work.batch_size, num) if num else work.batch_size
+        yield replace(work, batch_size=size, branches=branches, flights=flights)

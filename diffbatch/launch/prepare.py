@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from diffbatch.models.resolve import resolve_model
 from diffbatch.models.schedulers import scheduler_problem
 from diffbatch.output.formats import check_size
 from diffbatch.output.layout import is_reserved
+from diffbatch.plan.activations import Work
 from diffbatch.plan.batches import batch_size_of, num_tokens
 from diffbatch.plan.checks import cfg_problems, effective, param_problems, without_effect
 from diffbatch.plan.facts import BatchSize, ModelFacts, model_key
@@ -44,17 +46,22 @@ class Prepared:
     facts: ModelFacts
     scheduler: dict[str, Any]  # {} keeps the folder's own
     machine: Machine = NO_WORD
-    # Seen by `reqs` on its way: parameters without effect, lengths of sequences in tokens, sizes.
+    # Seen by `reqs` on its way: parameters without effect, lengths of sequences in tokens, ...
     ignored: set[str] = field(default_factory=set)
     picture_lengths: set[int] = field(default_factory=set)
     text_lengths: set[int] = field(default_factory=set)
-    sizes: set[tuple[int, int, int]] = field(default_factory=set)  # (height, width, frames)
-    batch_sizes: set[int] = field(default_factory=set)  # what `batch_size` comes to
+    works: set[Work] = field(default_factory=set)  # what the kinds of micro-batch bring
+    counts: Counter[str] = field(default_factory=Counter)  # "requests", after a whole pass
 
     @property
     def batch_size(self) -> BatchSize:
         """Reqs per micro-batch, as the job says it."""
         return self.job.spec.batch_size
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """What `batch_size` comes to for the kinds of request that `reqs` has seen."""
+        return sorted({work.batch_size for work in self.works})
 
     def reqs(self) -> Iterator[Req]:
         """The job's requests in order. Raises JobError at the end if any of them is wrong."""
@@ -71,7 +78,9 @@ class Prepared:
             check=self._check,
             effective=self._effective,
         )
+        num = 0
         for req in requests:
+            num += 1
             if is_reserved(req.file):
                 raise JobError(
                     f"an output would be called {req.file}, a name that the run folder needs for "
@@ -79,6 +88,7 @@ class Prepared:
                     place="name",
                 )
             yield req
+        self.counts["requests"] = num
 
     def _effective(self, params: SamplingParams) -> SamplingParams:
         # A model's own default that has no effect (fps of a picture) is nobody's mistake.
@@ -90,8 +100,16 @@ class Prepared:
         )
         self.picture_lengths.add(num_tokens(params, self.facts))
         self.text_lengths.add(params.max_sequence_length or 0)
-        self.batch_sizes.add(batch_size_of(params, self.batch_size, self.facts))
-        self.sizes.add((params.height or 0, params.width or 0, params.num_frames or 1))
+        pixels = (params.height or 0) * (params.width or 0)
+        self.works.add(
+            Work(
+                batch_size=batch_size_of(params, self.batch_size, self.facts),
+                picture_tokens=num_tokens(params, self.facts),
+                text_tokens=params.max_sequence_length or 0,
+                frame_pixels=pixels,
+                clip_pixels=pixels * (params.num_frames or 1),
+            )
+        )
         return effective(params, self.facts)
 
     def _check(self, params: SamplingParams) -> list[str]:

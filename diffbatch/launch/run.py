@@ -87,8 +87,8 @@ def carry_out(prepared: Prepared, choices: RunChoices, console: Console, work: W
         names, model = ", ".join(sorted(prepared.ignored)), prepared.facts.class_name
         _say(console, choices, f"without effect here ({model}): {names}")
     if prepared.batch_size == "auto":
-        sizes = ", ".join(map(str, sorted(prepared.batch_sizes)))
-        _say(console, choices, f"batch_size auto: {sizes} in one forward, by tokens")
+        sizes = ", ".join(map(str, prepared.batch_sizes))
+        _say(console, choices, f"batch_size auto: up to {sizes} in one forward, by tokens")
     with RunFolder(prepared.job.output, command=command, fresh=choices.fresh) as folder:
         if folder.moved_aside is not None:
             _say(console, choices, f"the old run is now in {folder.moved_aside}")

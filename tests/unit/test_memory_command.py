@@ -11,6 +11,9 @@ from typer.testing import CliRunner, Result
 
 from diffbatch.cli.main import app
 from diffbatch.errors import DiffbatchError, PlanError
+from diffbatch.job.overrides import CommandLine
+from diffbatch.launch.plan import make_plan
+from diffbatch.launch.prepare import prepare
 from tests.unit.tiny_headers import HALF, ONE_BLOCK, OUTSIDE, make_wan_on_cpu
 
 
@@ -144,3 +147,21 @@ def test_the_rank_table_names_the_devices(model: Path, monkeypatch: pytest.Monke
     assert found["memory"]["dtype"] == "bfloat16"
     plain = json.loads(command(*base, "--replicas", "2").stdout)
     assert [rank["device"] for rank in plain["layout"]["ranks"]] == ["cuda:0", "cuda:1"]
+
+
+def test_the_memory_is_that_of_the_largest_kind_of_micro_batch(tmp_path: Path) -> None:
+    """Not of a batch of the smallest pictures at the size of the largest."""
+
+    def activations(*sides: int, batch_size: str = "auto") -> int:
+        lines = [f"  - {{prompt: p{k}, height: {s}, width: {s}}}" for k, s in enumerate(sides)]
+        job = tmp_path / "kinds.yaml"
+        head = f"model: demo\nbatch_size: {batch_size}\ndefaults: {{num_frames: 1}}\nprompts:\n"
+        job.write_text(head + "\n".join(lines))
+        prepared = prepare(job, [], CommandLine())
+        plan = make_plan(prepared)
+        found: int = plan["memory"]["ranks"][0]["activation_bytes"]
+        return found
+
+    assert activations(512, 32) == activations(512)
+    assert activations(64, batch_size="1000") == activations(64, batch_size="1")
+    assert activations(64, 64) == 2 * activations(64)
