@@ -9,11 +9,15 @@ import typer
 
 from diffbatch.cli import options as o
 
-_NUM_PROMPTS = 16
-
 JobFile = Annotated[
     Path | None,
     typer.Argument(metavar="JOB", help="Job file; without one: --model and --prompts."),
+]
+PromptFile = Annotated[
+    str | None, typer.Option("--prompts", help="A prompt file, or random (the default).")
+]
+NumPrompts = Annotated[
+    int, typer.Option(min=1, help="How many requests each point makes: the first ones.")
 ]
 Sweeps = Annotated[
     list[str] | None,
@@ -32,12 +36,8 @@ Warmup = Annotated[
 def bench(
     job: JobFile = None,
     model: o.Model = None,
-    prompts: Annotated[
-        str | None, typer.Option("--prompts", help="A prompt file, or random (the default).")
-    ] = None,
-    num_prompts: Annotated[
-        int, typer.Option(min=1, help="How many requests each point makes: the first ones.")
-    ] = _NUM_PROMPTS,
+    prompts: PromptFile = None,
+    num_prompts: NumPrompts = 16,
     sweep: Sweeps = None,
     warmup: Warmup = 1,
     repeat: Annotated[int, typer.Option(min=1, help="Launches per point.")] = 1,

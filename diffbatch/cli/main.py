@@ -60,6 +60,7 @@ app.command()(sheet)
 def main() -> None:
     """Entry point. The one place where errors become messages and exit codes."""
     from diffbatch.errors import EXIT_INTERNAL, DiffbatchError
+    from diffbatch.terminal import printable
 
     _speak_utf8()
     # A job's requests and records live to the end: looking for cycles among them again and again,
@@ -68,14 +69,13 @@ def main() -> None:
     try:
         app()
     except DiffbatchError as error:
-        from diffbatch.terminal import printable
-
         for problem in error.problems:
             sys.stderr.write(f"diffbatch: {printable(str(problem))}\n")
         sys.exit(error.exit_code)
     except Exception as error:  # noqa: BLE001 the command boundary
         if isinstance(error, OSError) and error.errno in _FULL:
-            sys.stderr.write(f"diffbatch: cannot write: {error.strerror}; make room\n")
+            what = printable(str(error.filename or "the output"))
+            sys.stderr.write(f"diffbatch: cannot write {what}: {error.strerror}; make room\n")
             os._exit(EXIT_INTERNAL)  # without a flush of what could not be written
         traceback.print_exc()
         sys.stderr.write("diffbatch: internal error, see above\n")

@@ -226,10 +226,12 @@ def _dotted(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _texts(prompt: Any) -> list[str]:
-    texts = [prompt] if isinstance(prompt, str) else prompt
-    if not isinstance(texts, Iterable) or not all(isinstance(text, str) for text in texts):
-        raise JobError(f"prompt must be a text or a list of texts, found {prompt!r}")
-    return list(texts)
+    if isinstance(prompt, str):
+        return [prompt]
+    texts = list(prompt) if isinstance(prompt, Iterable) else [prompt]
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise JobError(f"prompt must be a text or a list of texts, found {wrong[0]!r}")
+    return texts
 
 
 def _plain(value: Any) -> Any:

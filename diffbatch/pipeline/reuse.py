@@ -8,6 +8,7 @@ the same result for the same tensor, so results hang on the tensor that they cam
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -64,6 +65,10 @@ class _Tally:
     all: int = 0
     of_text: int = 0
 
+    def add(self, num: int, *, of_text: bool) -> None:
+        self.all += num
+        self.of_text += num if of_text else 0
+
     @property
     def is_worth_it(self) -> bool:
         return self.of_text >= _MIN_SHARE * self.all > 0
@@ -119,21 +124,16 @@ class TextReuse:
         forward, number = module.forward, id(module)
         width = module.in_features if isinstance(module, nn.Linear) else 0
 
-        def reusing(x: Any, *args: Any, **kwargs: Any) -> Any:
-            origin: _Origin | None = getattr(x, _MARK, None)
-            if origin is None or args or kwargs:
-                y = forward(x, *args, **kwargs)
-                if width and self._counting is not None:
-                    self._counting.all += width * y.numel()
-                return y
-            if number in origin.results:
+        @functools.wraps(forward)
+        def reusing(*args: Any, **kwargs: Any) -> Any:
+            origin: _Origin | None = getattr(args[0], _MARK, None) if args else None
+            if origin is not None and number in origin.results:
                 self.num_reused += 1
                 return origin.results[number]
-            y = forward(x)
+            y = forward(*args, **kwargs)
             if width and self._counting is not None:
-                self._counting.all += width * y.numel()
-                self._counting.of_text += width * y.numel()
-            return _keep(y, number, x, origin)
+                self._counting.add(width * y.numel(), of_text=origin is not None)
+            return y if origin is None else _keep(y, number, args[0], origin)
 
         module.forward = reusing
 

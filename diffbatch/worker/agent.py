@@ -7,6 +7,7 @@ share the memory of the code. Only for CPU ranks: CUDA does not survive a fork.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -45,14 +46,15 @@ def _lead(arguments: list[str]) -> None:
 def preload(folder: Path) -> None:
     """Import what every worker uses, and the classes that the model's index names.
 
-    A class that is not there is left to the worker, which tells the user.
+    A class that is not there or cannot be imported is left to the worker, which tells the user.
     """
     for name in _MODULES:
         importlib.import_module(name)
     index = json.loads((folder / "model_index.json").read_bytes())
     for value in index.values():
         if isinstance(value, list) and value[0] in ("diffusers", "transformers"):
-            getattr(importlib.import_module(value[0]), str(value[1]), None)
+            with contextlib.suppress(ImportError, RuntimeError):
+                getattr(importlib.import_module(value[0]), str(value[1]), None)
 
 
 if __name__ == "__main__":

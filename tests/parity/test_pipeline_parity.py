@@ -292,6 +292,22 @@ def test_out_of_memory_halves_the_micro_batch_and_only_then_fails(
     assert errors_of(execute(pipeline, [reqs[:1]])) == [None], "the next one runs"
 
 
+def test_keys_of_the_text_are_projected_once_per_micro_batch(tiny: Callable[[str], Path]) -> None:
+    pipeline = ComposedPipeline(load_pipeline(LoadSpec(folder=tiny("wan")), CPU).pipeline)
+    to_k = pipeline.encoding_components.transformer.blocks[0].attn2.to_k
+    forward, calls = to_k.forward, []
+
+    def counted(input: torch.Tensor) -> torch.Tensor:
+        calls.append(len(input))
+        return forward(input)
+
+    to_k.forward = counted
+    reqs = [req_of(CASES["wan"], index, num_inference_steps=5) for index in range(2)]
+    execute(pipeline, [[req] for req in reqs])
+    # The first forward only counts; from then on once for each of two branches and requests.
+    assert len(calls) == 1 + 2 * len(reqs)
+
+
 def test_a_request_that_raises_fails_alone(composed: Callable[[str], ComposedPipeline]) -> None:
     case = CASES["wan"]
     bad = req_of(case, 0, height=63)

@@ -51,6 +51,20 @@ def test_a_bug_is_code_1_with_its_traceback(
     assert "ZeroDivisionError: oops\ndiffbatch: internal error, see above\n" in said
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "diffbatch", "schema"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    said = "diffbatch: cannot write the output: No space left on device; make room\n"
+    assert (ended.returncode, ended.stderr) == (1, said)
+
+
 def _end(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> object:
     def fail(*_: object) -> None:
         raise error

@@ -192,6 +192,12 @@ def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path, prompt: Any) -> Non
         generator.generate(prompt)
 
 
+def test_prompts_may_come_from_an_iterator(tmp_path: Path) -> None:
+    with make(tmp_path) as generator:
+        generator.generate((text for text in ("a", "b")), **SIZE)
+        assert [req.prompt for req in group_of(generator).reqs] == ["a", "b"]
+
+
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     with make(tmp_path) as generator:
         generator.generate("p", seed=np.arange(2), guidance_scale=np.float32(2.5), **SIZE)

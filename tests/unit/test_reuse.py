@@ -95,6 +95,19 @@ def test_the_same_bits_with_fewer_calls(model: Transformer) -> None:
     assert watched.num_reused > 0
 
 
+def test_a_layer_may_be_called_by_keyword(model: Transformer) -> None:
+    class ByKeyword(Transformer):
+        def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> Tensor:
+            found: Tensor = self.to_k(input=self.text(caption=encoder_hidden_states))
+            return found
+
+    other, text = ByKeyword().eval(), texts_of()[0]
+    expected = other(hidden_states=text, encoder_hidden_states=text)
+    with TextReuse([other]).using(Memo()):
+        found = [other(hidden_states=text, encoder_hidden_states=text) for _ in range(3)]
+    assert all(torch.equal(one, expected) for one in found)
+
+
 def test_another_micro_batch_has_its_own_results(model: Transformer) -> None:
     one, other = texts_of(), texts_of()
     expected = [steps(model, one), steps(model, other)]
