@@ -169,6 +169,13 @@ def test_model_key_changes_with_how_the_weights_are_run() -> None:
     assert model_key(wan_facts(label="b", folder=Path("/x")), **base) in keys
 
 
+def test_model_key_changes_with_the_rule_of_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"dtype": "auto", "scheduler": "", "batch_size": "auto"}
+    before = model_key(wan_facts(), **asked)
+    monkeypatch.setattr("diffbatch.plan.facts.AUTO_TOKENS", 8192)
+    assert model_key(wan_facts(), **asked) != before, "or a resume would mix other batches in"
+
+
 def _no_index(folder: Path) -> None:
     (folder / "model_index.json").unlink()
 
