@@ -44,4 +44,4 @@ class Traces:
             yield "nothing was profiled: the run ended before any rank came to its turns"
             return
         what = "1 trace" if num == 1 else f"{num} traces, one per rank"
-        yield f"{what}: {shown(self.root / PROFILE)} (open them in {_VIEWERS})"
+        yield f"{what}: {shown(self.root / PROFILE)} (for {_VIEWERS})"
